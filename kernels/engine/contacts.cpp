@@ -8,7 +8,7 @@
 namespace hybridcomp::engine {
 namespace {
 
-constexpr int kMostThreads = 64;  // that may be left behind
+constexpr int kMostThreads = 64;  // threads that may be left behind
 constexpr auto kIdle = std::chrono::seconds(1);
 
 // Whether two jobs are messages of one operation to one rank.
@@ -27,13 +27,14 @@ void Contacts::post(const Job& job) {
   shared_->wake.notify_one();
 }
 
-// Under the lock of what is shared. One that is free takes a job; those that are busy may never come back.
+// Start a thread if jobs need one; called under the lock of Shared. A free thread takes a job; busy ones may
+// never come back.
 void Contacts::start_threads() {
   if (shared_->free >= static_cast<int>(shared_->jobs.size()) || shared_->threads >= kMostThreads) return;
   try {
     std::thread([shared = shared_] { run(shared); }).detach();
     ++shared_->threads;
-  } catch (const std::system_error&) {  // no more threads: take tries again
+  } catch (const std::system_error&) {  // no more threads: take() tries again
   }
 }
 

@@ -1,4 +1,4 @@
-// The steps of an execution that find who owns each region of the data, of how many bytes its messages have.
+// Steps of an execution that find each region's owner from how many bytes the regions' messages have.
 // hybridcomp/schedules/cuts.py does the same.
 #include <cstring>
 
@@ -12,7 +12,8 @@ std::uint32_t none_params() { return kernels().crc32c(reinterpret_cast<const std
 
 }  // namespace
 
-// A message by the codec `none`: what a rank is cut by must be what was sent, or ranks have different owners.
+// Write the sizes as a message by the codec `none`: each rank must cut by the sizes that were sent, or ranks
+// find different owners.
 bool Execution::write_sizes(std::uint32_t, const Step& step) {
   const auto messages = program_->list(step.slots);
   std::uint8_t* const to = room(step.slot, program_->slots[step.slot].bytes);

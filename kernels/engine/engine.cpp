@@ -15,15 +15,15 @@ namespace {
 // Waiting in the foreground: some looks at once, then at this pace.
 constexpr int kSpins = 3;
 constexpr Pace kPace{.yielding = 100e-6, .least = 30e-6, .most = 1e-3, .share = 1.0 / 8};
-// In the background others compute meanwhile.
+// In the background other threads compute meanwhile, so the pace is slower.
 constexpr double kBackMin = 300e-6, kBackMax = 1e-3, kBackShare = 1.0 / 4;
-// After the last operation has ended the thread looks for new ones so often, for so long: to wake a thread
-// costs whoever starts an operation more than the operation does.
+// After the last operation has ended the thread looks for new ones so often, for so long: waking it costs the
+// caller that starts an operation more than the operation does.
 constexpr double kDoze = 1e-3, kDozing = 10e-3;
 
-constexpr int kCancelLooks = 20;     // at a receive that MPI was asked to cancel
-constexpr double kBellSleep = 5e-3;  // that only neighbours' bells end
-constexpr double kAside = 0.1;       // that the thread leaves what others wait for
+constexpr int kCancelLooks = 20;     // looks at a receive that MPI was asked to cancel
+constexpr double kBellSleep = 5e-3;  // seconds of a sleep that only neighbours' bells end
+constexpr double kAside = 0.1;       // seconds for which the thread leaves the work to waiting threads
 
 void relax() {
 #if defined(__x86_64__)
@@ -45,7 +45,7 @@ void Engine::use_arena(const Arena& arena, std::size_t first) {
   bell_.store(&Bell::of(arena));
 }
 
-// -- what executions call ----------------------------------------------------------------------------------
+// -- called by executions ----------------------------------------------------------------------------------
 
 void Engine::send(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
                   const std::uint8_t* data, std::size_t bytes) {
@@ -113,27 +113,27 @@ void Engine::start(const std::shared_ptr<Execution>& execution, double seconds) 
     for (const double until = began + seconds; execution->ready() && now() < until;) execution->compute();
     retire();
   }
-  // Where Python computes it looks, too: see take.
+  // A Python thread that computes steps also looks for messages: see take.
   const bool python = execution->program().carriage.bounds.has_value();
   if (!execution->done() && !waiters_.load() && seconds > 0 && !python) wake();
 }
 
-// Have the thread make progress.
+// Wake the thread, so that it makes progress.
 void Engine::wake() {
   if (dozes_.load()) return;
   const std::lock_guard lock(sleep_);
   if (!thread_.joinable() && !stopping_) {
     try {
       thread_ = std::thread([this] { run(); });
-    } catch (const std::system_error&) {  // no more threads: who waits makes progress, and the next start
-                                          // tries again
+    } catch (const std::system_error&) {  // no more threads: waiting callers make progress, and the next
+                                          // start tries again
       return;
     }
   }
   wake_.notify_one();
 }
 
-// One look at everything, and one step of computing. Under the lock.
+// Look once at everything, and compute one step. Under the lock.
 bool Engine::advance() {
   bool moved = look();
   for (std::size_t i = 0; i < active_.size(); ++i) {
@@ -208,7 +208,7 @@ bool Engine::drain(Neighbour& neighbour) {
   return moved;
 }
 
-// Let go of what has ended.
+// Let go of executions that have ended.
 void Engine::retire() {
   for (const auto& execution : active_)
     if (execution->done() && execution->watched.load()) news_.store(true);
@@ -237,13 +237,13 @@ bool Engine::rest(double pause, double longest, Nap* nap) {
   Sleeper sleeper(*bell);
   const Look look = try_look();
   if (look == Look::kMoved) return true;
-  // Whoever looks now may have looked at a ring before something came into it: then nobody rings.
+  // Another thread that looks now may have looked at a ring before an entry came into it: then no bell rings.
   sleeper.sleep(look == Look::kBusy || requested_.load() ? pause : std::min(kBellSleep, longest));
   return false;
 }
 
 bool Engine::wait(const Execution& execution, double seconds, double waited, bool for_python) {
-  // Who computes one of Python's steps goes on with the next: others need not look for it.
+  // The thread that computes one of Python's steps goes on with the next: others need not look for it.
   const auto over = [&] {
     return execution.done() || (for_python && (news_.load() || (asked_.load() && !taken_.load())));
   };
@@ -283,7 +283,7 @@ bool Engine::wait(const Execution& execution, double seconds, double waited, boo
     }
     if (rest(std::min(kPace.pause(quiet), until - time), until - time, &nap)) looks = 0;
   }
-  const bool back = !execution.done() && over();  // Python does what there is to do, and comes back
+  const bool back = !execution.done() && over();  // Python does its steps, and comes back
   if (waiters_.fetch_sub(1) == 1 && in_flight_.load() && !back) wake();
   return told();
 }
@@ -299,7 +299,7 @@ bool Engine::cancel(Execution& execution) {
   const std::lock_guard lock(mutex_);
   if (!execution.done()) {
     requests_.cancel(&execution);
-    // MPI tells soon, unless a message is on its way.
+    // MPI soon tells that the receive is cancelled, unless a message is on its way.
     for (int i = 0; i < kCancelLooks && !execution.done(); ++i) {
       look();
       while (execution.compute()) {
@@ -315,7 +315,7 @@ std::vector<Unfinished> Engine::unfinished(const Execution& execution) {
   return execution.unfinished();
 }
 
-// The thread that makes progress while nobody waits.
+// Body of the thread that makes progress while no caller waits.
 void Engine::run() {
   while (true) {
     {

@@ -1,5 +1,5 @@
-// All operations in flight in this process, and who makes them progress: whoever waits for one, and one
-// thread while nobody does.
+// All operations in flight in this process. The callers that wait for one make progress, and one thread while
+// no caller waits.
 #pragma once
 
 #include <condition_variable>
@@ -26,33 +26,33 @@ class Engine {
 
   // Begin an operation, and compute for so many seconds of it at most.
   void start(const std::shared_ptr<Execution>& execution, double seconds);
-  // Make progress until an operation has ended, for so many seconds at most; whether it has. `waited`:
-  // seconds that the caller has waited for it already. `for_python`: or until any operation has a step that
-  // Python is to compute, and Python is at none, or one that is watched has ended: the caller looks at all of
-  // them then.
+  // Make progress until an operation has ended, for so many seconds at most; returns whether it has.
+  // `waited`: seconds that the caller has waited for it already. With `for_python` this also returns once any
+  // operation has a step that Python is to compute, and Python is at none, or a watched operation has ended:
+  // the caller then looks at all of them.
   bool wait(const Execution& execution, double seconds, double waited = 0, bool for_python = false);
-  // Have those that wait for Python return soon: there is something for it to do.
+  // Have calls of wait with `for_python` return soon: there is work for Python.
   void recall() { news_.store(true); }
-  // Look once at all operations; false if nothing moved, or another thread does that.
+  // Look once at all operations; returns false if nothing moved, or another thread looks.
   bool poll();
   void abandon(Execution& execution);
-  // Cancel a receive that no message has reached; whether that was so.
+  // Cancel a receive that no message has reached; returns whether it was cancelled.
   bool cancel(Execution& execution);
   std::vector<Unfinished> unfinished(const Execution& execution);
-  // See Execution. Whoever asks for a step while it has none looks at all operations, as `poll` does; after
-  // an answer, this computes for so many seconds at most.
+  // See Execution. take() looks at all operations, as poll() does, if it has no step to return; answer() then
+  // computes for so many seconds at most.
   std::optional<Asked> take(Execution& execution);
   void answer(Execution& execution, std::uint32_t step, std::size_t bytes, double seconds);
-  // End the thread. What is in flight moves only while somebody waits.
+  // End the thread. Operations in flight then move only while a caller waits.
   void stop();
 
-  // Under the lock, of executions:
+  // Called by executions, under the lock:
   void send(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
             const std::uint8_t* data, std::size_t bytes);
   void receive(Execution& execution, std::uint32_t step, Group& group, int peer, int tag, std::uint8_t* data,
                std::size_t room);
   void forget(Execution* execution);
-  // Give blocks back, once nothing in Python refers to them.
+  // Give blocks back, once no object in Python refers to them.
   void give(std::vector<std::uint8_t*> blocks, std::shared_ptr<Pin> pin);
   void count_asked(int more) { asked_.fetch_add(more); }
   void count_taken(int more) { taken_.fetch_add(more); }
@@ -63,23 +63,22 @@ class Engine {
   // Make messages in an arena from `first` bytes on.
   void use_arena(const Arena& arena, std::size_t first);
 
-  // For tests: the next message of at least so many bytes that MPI carries to a rank arrives with a bit
-  // turned.
+  // For tests: flip a bit of the next message of at least so many bytes that MPI carries to a rank.
   void damage(int peer, std::size_t least);
   Blocks blocks;  // under the lock
 
-  // Called by the engine's own thread, without the lock, when operations have ended that are watched. Set
-  // before anything is started.
+  // Called by the engine's own thread, without the lock, when watched operations have ended. It is set before
+  // any operation is started.
   std::function<void()> on_news;
 
  private:
-  enum class Look : std::uint8_t { kNothing, kMoved, kBusy };  // kBusy: another thread is at it
+  enum class Look : std::uint8_t { kNothing, kMoved, kBusy };  // kBusy: another thread looks
 
   bool advance();
   Look try_look();
-  // Sleep for `pause` seconds; or, while all that is in flight is between ranks of this host, until one of
-  // them rings, for `longest` at most. Looks once more before; true, and no sleep, if something moved.
-  // Whoever has a nap sleeps by it where ranks of other hosts are waited for alone.
+  // Sleep for `pause` seconds; or, while all messages in flight are between ranks of this host, until one of
+  // them rings, for `longest` at most. Looks once more before; returns true, without a sleep, if something
+  // moved. The sleep is by `nap`, if given, where only ranks of other hosts are waited for.
   bool rest(double pause, double longest, Nap* nap);
   bool look();
   bool drain(Neighbour& neighbour);
@@ -94,16 +93,16 @@ class Engine {
   Contacts contacts_{mpi_};
   std::vector<Requests::Done> done_;
   std::vector<std::shared_ptr<Execution>> active_;     // small ones first
-  std::vector<std::shared_ptr<Execution>> abandoned_;  // whose memory others may still use
+  std::vector<std::shared_ptr<Execution>> abandoned_;  // their memory may still be used by others
   std::vector<std::pair<std::shared_ptr<Pin>, std::vector<std::uint8_t*>>>
       pinned_;                         // blocks that Python refers to
-  std::atomic<Bell*> bell_ = nullptr;  // of this process's arena
+  std::atomic<Bell*> bell_ = nullptr;  // bell of this process's arena
   std::atomic<int> waiters_ = 0;
   std::atomic<std::size_t> in_flight_ = 0;
   std::atomic<bool> shares_ = false;     // a group in use has neighbours
   std::atomic<bool> news_ = false;       // watched operations have ended
   std::atomic<int> asked_ = 0;           // steps that wait for Python
-  std::atomic<int> taken_ = 0;           // and those that it is at
+  std::atomic<int> taken_ = 0;           // steps that Python is at
   std::atomic<bool> requested_ = false;  // requests of MPI's are in flight
   std::atomic<double> quiet_since_ = 0;  // when an operation was started, or has moved
 

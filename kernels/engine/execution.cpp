@@ -55,7 +55,7 @@ void Execution::start() {
   if (!left_) finish();
 }
 
-// All that a step waits for has ended.
+// Begin a step whose predecessors have all ended.
 void Execution::begin(std::uint32_t index) {
   const Step& step = program_->steps[index];
   if (left_out(step)) return skipped_.push_back(index);
@@ -65,7 +65,7 @@ void Execution::begin(std::uint32_t index) {
   std::push_heap(ready_.begin(), ready_.end(), std::greater<>());
 }
 
-// Post what is ready of a queue, in the order of the schedule.
+// Post the steps of a queue that are ready, in the order of the schedule.
 void Execution::post_next(std::uint32_t queue) {
   const Range range = program_->queues[queue];
   while (!done() && posted_[queue] < range.count) {
@@ -91,7 +91,7 @@ void Execution::post_send(std::uint32_t index) {
   engine_.send(*this, index, *group_, peer(step), tag(step), held.data, held.bytes);
 }
 
-// Tell a neighbour where a message is; false if its ring is full.
+// Tell a neighbour the place of a message; returns false if its ring is full.
 bool Execution::push(std::uint32_t index) {
   const Step& step = program_->steps[index];
   const Held& held = held_[step.slot];
@@ -104,13 +104,13 @@ bool Execution::push(std::uint32_t index) {
   const Arena& arena = own ? engine_.blocks.arena() : group_->neighbour(owner)->arena;
   entry.owner = static_cast<std::uint32_t>(owner);
   entry.offset = static_cast<std::uint64_t>(held.data - arena.base);
-  lease_of(held.data).fetch_add(1, std::memory_order_relaxed);  // the entry is pushed after it
+  lease_of(held.data).fetch_add(1, std::memory_order_relaxed);  // before the entry is pushed
   if (!neighbour.to.push(entry)) {
     lease_of(held.data).fetch_sub(1, std::memory_order_relaxed);
     return false;
   }
   Bell::of(neighbour.arena).ring();
-  // What lies in another's arena is not written here: this send need not last until it was read.
+  // A message in another rank's arena is not overwritten here, so this send need not last until it is read.
   if (own)
     leased_.push_back(index);
   else
@@ -139,7 +139,7 @@ void Execution::post_receive(std::uint32_t index) {
   if (lands) {
     const Step& copy = program_->steps[step.lands];
     data = address(copy.out, copy.out_at);
-    bytes = step.count * bytes_of(slot.dtype);  // behind them are others: the slot may be longer
+    bytes = step.count * bytes_of(slot.dtype);  // other elements follow these: the slot may be longer
   } else {
     try {
       data = room(step.slot, slot.room);
@@ -165,7 +165,7 @@ void Execution::received(std::uint32_t index, const Entry& entry) {
   end(index);
 }
 
-// A request of MPI's is done.
+// Handle a request of MPI's that is done.
 void Execution::completed(std::uint32_t index, const Requests::Done& done) {
   const Step& step = program_->steps[index];
   if (done.code) return fail(Fault::kMpi, index, peer(step), done.code);
@@ -188,7 +188,7 @@ void Execution::refused(std::uint32_t index, int code) {
   fail(Fault::kMpi, index, peer(program_->steps[index]), code);
 }
 
-// This rank's own block for a slot.
+// Return this rank's own block for a slot.
 std::uint8_t* Execution::room(std::uint32_t slot, std::size_t bytes) {
   Held& held = held_[slot];
   if (!held.block) {
@@ -198,7 +198,7 @@ std::uint8_t* Execution::room(std::uint32_t slot, std::size_t bytes) {
   return held.block;
 }
 
-// A slot has its message.
+// Note that a slot has its message.
 void Execution::filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool leased, bool trusted) {
   Held& held = held_[step.slot];
   held.data = data;
@@ -213,7 +213,8 @@ void Execution::used(std::uint32_t slot) {
   Held& held = held_[slot];
   if (--held.uses || !held.leased) return;
   held.leased = false;
-  // Reads of the block come before this; who then sees none left may write. The bell's look comes after it.
+  // This follows all reads of the block: a rank that then sees no reader left may write to it. The bell is
+  // looked at after this.
   if (lease_of(held.data).fetch_sub(1) == 1) Bell::of(group_->neighbour(held.owner)->arena).ring();
 }
 
@@ -234,7 +235,7 @@ void Execution::end(std::uint32_t index) {
   finish_if_ended();
 }
 
-// Begin what has waited for a step that has ended, and for no other.
+// Begin the steps that waited only for one that has ended.
 void Execution::begin_next(const Step& step) {
   const auto next = std::span(program_->next).subspan(step.next.first, step.next.count);
   for (const std::uint32_t other : next) {
@@ -243,14 +244,15 @@ void Execution::begin_next(const Step& step) {
   }
 }
 
-// What others read, they may read after the end: the blocks wait for them, unless those are too many already.
+// Finish once only messages that other ranks still read are left: their blocks wait for the readers after the
+// end, unless too many blocks wait already.
 bool Execution::finish_if_ended() {
   if (done() || left_ != leased_.size() || (left_ && engine_.blocks.crowded())) return false;
   finish();
   return true;
 }
 
-// End the sends that all have read.
+// End the sends whose messages all readers have read.
 bool Execution::settle() {
   bool moved = false;
   for (std::size_t i = 0; i < leased_.size() && !done();) {
@@ -266,18 +268,19 @@ bool Execution::settle() {
   return finish_if_ended() || moved;
 }
 
-// Whether one of the first sends that found their ring full is of a queue: no other of it may pass that one.
+// Whether one of the first `first` sends that found their ring full is of a queue: no other send of the queue
+// may pass it.
 bool Execution::blocked(std::uint32_t queue, std::size_t first) const {
   return std::any_of(blocked_.begin(), blocked_.begin() + static_cast<std::ptrdiff_t>(first),
                      [&](std::uint32_t index) { return program_->steps[index].queue == queue; });
 }
 
-// Send what found its ring full.
+// Retry the sends that found their ring full.
 bool Execution::retry() {
   bool moved = false;
   for (std::size_t i = 0; i < blocked_.size() && !done();) {
     const std::uint32_t index = blocked_[i];
-    // What its end begins comes behind all of these.
+    // Sends that begin when this one ends are appended behind all of these.
     if (blocked(program_->steps[index].queue, i) || !push(index)) {
       ++i;
       continue;
@@ -326,7 +329,8 @@ void Execution::fail(Fault fault, std::uint32_t step, int peer, int code, const 
   abandon();
 }
 
-// Its blocks are not given back: MPI may still write to them, or another rank read them.
+// Give the operation up. Its blocks are not given back: MPI may still write to them, or another rank read
+// them.
 void Execution::abandon() {
   if (failure_.fault == Fault::kNone) failure_.fault = Fault::kGivenUp;
   engine_.forget(this);

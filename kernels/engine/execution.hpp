@@ -1,5 +1,5 @@
-// One run of a program: which steps have ended, and where its messages are. Under the engine's lock, but for
-// what is atomic.
+// One run of a program: the state of its steps, and its messages. All but the atomic members are under the
+// engine's lock.
 #pragma once
 
 #include <atomic>
@@ -17,46 +17,46 @@
 
 namespace hybridcomp::engine {
 
-// Why an execution failed; see hybridcomp/collectives/engine/faults.py.
+// Cause of an execution's failure; see hybridcomp/collectives/engine/faults.py.
 enum class Fault : int {
   kNone = 0,
   kMessage = 1,  // a message that is damaged, or not what this rank expects
   kLength = 2,   // a message of another length than this rank expects, or has room for
   kMpi = 3,      // an error of MPI's
-  kCodec = 4,    // the codec could not do what its kind of message says
+  kCodec = 4,    // the codec could not do what its kind of message tells
   kMemory = 5,   // no memory
-  kGivenUp = 6,  // nothing here: the caller gave it up
+  kGivenUp = 6,  // no fault: the caller gave it up
 };
 
 struct Failure {
   Fault fault = Fault::kNone;
   std::uint32_t step = 0;
   int peer = -1;
-  int code = 0;                       // of MPI's error
-  std::size_t bytes = 0;              // of the message
-  std::vector<std::uint8_t> message;  // what was received
+  int code = 0;                       // code of MPI's error
+  std::size_t bytes = 0;              // bytes of the message
+  std::vector<std::uint8_t> message;  // the message received
 };
 
-// What an execution did, for statistics.
+// Statistics of an execution.
 struct Tally {
   std::uint64_t wire_bytes = 0, shared_bytes = 0;
   double encode_seconds = 0, decode_seconds = 0;
 };
 
-// Held by whatever in Python refers to blocks of an execution, which may outlast it: then they are not used
-// again.
+// Token held by Python's objects that refer to blocks of an execution, which may outlast it: the blocks are
+// not used again while they do.
 struct Pin {};
 
-// A step for Python to compute, and what it works on.
+// A step for Python to compute, and its memory.
 struct Asked {
   std::uint32_t step = 0;
-  std::span<std::uint8_t> room;                   // for the message that it makes; empty if it makes none
-  std::span<std::uint8_t> scratch;                // all of it; empty if it uses none
-  std::vector<std::span<std::uint8_t>> messages;  // that it reads: checked, without what follows them
+  std::span<std::uint8_t> room;                   // room for its message; empty if it makes none
+  std::span<std::uint8_t> scratch;                // all scratch memory; empty if it uses none
+  std::vector<std::span<std::uint8_t>> messages;  // messages that it reads: checked, cut to their length
   std::shared_ptr<Pin> pin;
 };
 
-// An interval of a trace: of a kernel, by the clock CLOCK_MONOTONIC.
+// Interval of a trace, in which a kernel ran, by CLOCK_MONOTONIC.
 struct Interval {
   bool encodes;
   double began, ended;
@@ -68,15 +68,15 @@ struct Unfinished {
   std::uint32_t step;
   int peer, channel;
   Reason reason;
-  std::uint32_t readers;  // of an unread message; 0 if nobody has looked since the last one read it
+  std::uint32_t readers;  // left for an unread message; 0 if no look came since the last one read it
 };
 
 class Engine;
 
 class Execution {
  public:
-  // `first`: the numbers that its group has reserved for it; not used with an `envelope`, which then has the
-  // peer and the tag of all its messages.
+  // `first`: first of the numbers that its group has reserved for it; not used with an `envelope`, which has
+  // the peer and the tag of all its messages.
   Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_ptr<const Program> program,
             std::uint32_t first, const Envelope* envelope, const std::uint8_t* send, std::uint8_t* recv,
             Memory* memory, bool traced);
@@ -88,7 +88,7 @@ class Execution {
   const Failure& failure() const { return failure_; }  // once done
   const Tally& tally() const { return tally_; }        // once done
   const std::vector<Interval>& intervals() const { return intervals_; }
-  // Of a framed receive, once done: MPI's status of it, whose count is that of the elements' bytes.
+  // MPI's status of a framed receive, once done; its count is that of the elements' bytes.
   const std::vector<std::uint8_t>& status() const { return status_; }
   bool cancelled() const { return cancelled_; }
   const Program& program() const { return *program_; }
@@ -96,7 +96,8 @@ class Execution {
   std::atomic<bool> watched = false;  // Python is to be told when it ends
 
   // Under the lock: begin; run the first step that is ready and computes, if there is one; take a request
-  // that is done; see what others have read; end early, as what MPI or another rank still uses is kept.
+  // that is done; see which messages others have read; end early, keeping memory that MPI or another rank
+  // still uses.
   void start();
   bool compute();
   bool ready() const { return !ready_.empty(); }
@@ -107,25 +108,25 @@ class Execution {
   void abandon();
   void refused(std::uint32_t step, int code);
 
-  // Under the lock: the next step that Python is to compute, if there is one and Python is at none; and take
-  // what came of it, the bytes of the message that it made.
+  // Under the lock: return the next step that Python is to compute, if there is one and Python is at none;
+  // and take its result, the bytes of the message that it made.
   std::optional<Asked> take();
   void answer(std::uint32_t step, std::size_t bytes);
 
-  // Every send and receive that has begun and not ended, in the order of the schedule; under the lock.
+  // Return every send and receive that has begun and not ended, in the order of the schedule; under the lock.
   std::vector<Unfinished> unfinished() const;
 
  private:
-  // A slot while it holds a message.
+  // State of a slot that holds a message.
   struct Held {
     std::uint8_t* data = nullptr;   // the message
-    std::size_t bytes = 0;          // of it
+    std::size_t bytes = 0;          // bytes of the message
     std::uint8_t* block = nullptr;  // room of this rank's own
     std::uint32_t uses = 0;         // steps that have still to read it
-    bool leased = false;            // it lies in another's arena, or was handed on there
+    bool leased = false;            // it lies in another rank's arena, or was handed on there
     bool trusted = false;           // checked, or on no wire that could damage it
-    int peer = -1;                  // who sent it; this rank itself
-    int owner = -1;                 // in whose arena it is
+    int peer = -1;                  // rank that sent it, or this rank
+    int owner = -1;                 // rank whose arena it is in
   };
   enum State : std::uint8_t { kWaiting, kReady, kPosted, kEnded };
 
@@ -158,7 +159,7 @@ class Execution {
   void ask(std::uint32_t step);
   void ask_no_more();
 
-  // The steps that compute; false if they failed.
+  // Run a step that computes; returns false if it failed.
   bool run(std::uint32_t step);
   bool encode(std::uint32_t index, const Step& step);
   bool check(std::uint32_t index, const Step& step, std::uint32_t slot);
@@ -178,29 +179,30 @@ class Execution {
   std::shared_ptr<const Program> program_;
   const std::uint8_t* send_;
   std::uint8_t* recv_;
-  Memory* memory_;          // of error feedback; null for none
-  std::uint32_t sequence_;  // of its first channel
+  Memory* memory_;          // memory of error feedback; null for none
+  std::uint32_t sequence_;  // number of its first channel
   std::optional<Envelope> envelope_;
   bool traced_;
-  // Plain elements are sent from where they are and received where they belong: nobody here reads them
-  // through shared memory. The caller's own only if the two arrays have no memory in common.
+  // unshared_: plain elements are sent and received in place, since no rank of this host reads them through
+  // shared memory. apart_: the caller's two arrays have no memory in common; only then may its own elements
+  // be so.
   bool unshared_, apart_;
 
-  std::vector<std::uint32_t> waits_;    // of each step: how many must still end
-  std::vector<State> states_;           // of each step
-  std::vector<std::uint32_t> posted_;   // of each queue: how many of its steps have been
-  std::vector<Held> held_;              // of each slot
+  std::vector<std::uint32_t> waits_;    // by step: how many predecessors must still end
+  std::vector<State> states_;           // by step
+  std::vector<std::uint32_t> posted_;   // by queue: how many of its steps have been posted
+  std::vector<Held> held_;              // by slot
   std::vector<std::uint32_t> ready_;    // steps that compute: a heap, the first on top
   std::vector<std::uint32_t> asked_;    // steps for Python: the same
-  std::uint32_t taken_ = kNowhere;      // the one that Python is at
-  std::shared_ptr<Pin> pin_;            // once Python was at one
+  std::uint32_t taken_ = kNowhere;      // step that Python is at
+  std::shared_ptr<Pin> pin_;            // set once Python was at a step
   std::vector<std::uint32_t> leased_;   // sends that others of this host have not read yet
   std::vector<std::uint32_t> blocked_;  // sends whose ring was full
-  std::vector<Payload> payloads_;       // of a sum
-  std::vector<std::int32_t> owners_;    // of each region, once they are found
-  std::vector<std::uint32_t> skipped_;  // steps that have ended without being carried out, but for what waits
+  std::vector<Payload> payloads_;       // messages of a sum
+  std::vector<std::int32_t> owners_;    // by region, once they are found
+  std::vector<std::uint32_t> skipped_;  // steps that are not carried out and whose successors have not begun
   std::uint8_t* scratch_ = nullptr;
-  std::size_t left_;  // steps
+  std::size_t left_;  // steps not ended
   Failure failure_;
   Tally tally_;
   std::vector<Interval> intervals_;

@@ -1,4 +1,4 @@
-// Sums of integers as they are, of any size, and what else makes one of two.
+// Sums of uncompressed integers of any size, and other operations that make one integer of two.
 #pragma once
 
 #include <cstddef>
@@ -22,14 +22,14 @@ enum Integer : std::uint8_t {
   kUint64 = 13
 };
 
-// Bytes of an element, a float or one of those; 0 if there is none of that code.
+// Return the bytes of an element, a float or one of those integers; 0 if no type has that code.
 constexpr std::size_t bytes_of(int dtype) {
-  const bool is = dtype >= kFloat32 && dtype <= kUint64 && dtype != 10;  // that is bool
+  const bool is = dtype >= kFloat32 && dtype <= kUint64 && dtype != 10;  // 10 is bool
   return is ? element_bytes(static_cast<DTypeCode>(dtype)) : 0;
 }
 
-// Whether integers of a type are folded so: the larger one of two without a sign, the sum of any, modulo what
-// they hold.
+// Whether integers of a type can be folded so: the larger of two and the "or" of two for types without a
+// sign, the sum for all, modulo 2^bits.
 bool folds(Fold fold, int dtype);
 
 // Fold n integers of so many bytes each into others. Both are aligned.

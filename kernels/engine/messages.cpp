@@ -9,7 +9,7 @@
 namespace hybridcomp {
 namespace {
 
-// Open payloads of n elements that are read in stretches; false if one cannot be.
+// Open payloads of n elements to be read in stretches; returns false if one cannot be.
 bool open_all(std::span<const Payload> payloads, std::size_t n, std::vector<Parts>* parts) {
   parts->resize(payloads.size());
   for (std::size_t i = 0; i < payloads.size(); ++i) {

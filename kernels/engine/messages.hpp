@@ -1,5 +1,5 @@
-// Whole messages of any codec with a native encoder, without Python: checked, decoded, encoded, summed. What
-// the engine calls for its steps, and the bindings for theirs.
+// Whole messages of any codec with a native encoder, without Python: checked, decoded, encoded, summed. The
+// engine and the bindings call these functions.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace hybridcomp {
 
-// What a message must be: of this codec, and n elements of this type.
+// Codec, element type and number of elements that a message must have.
 struct Expected {
   std::uint8_t codec;
   std::uint32_t params;
@@ -24,7 +24,7 @@ struct Expected {
 bool check_message(const std::uint8_t* message, std::size_t bytes, const Expected& expected, bool crc);
 
 // Decode a message of n elements to `out`; false if it is malformed, or decoded elsewhere. Its checksum is
-// not looked at. `stream`: past the caches where that is possible.
+// not checked. `stream`: past the caches where that is possible.
 bool decode_message(const Kernels& k, const std::uint8_t* message, std::size_t bytes, std::size_t n,
                     std::uint8_t* out, DTypeCode type, bool stream);
 
@@ -32,13 +32,13 @@ bool decode_message(const Kernels& k, const std::uint8_t* message, std::size_t b
 bool decode_stretches(const Kernels& k, const Payload& payload, std::size_t n, std::uint8_t* out,
                       DTypeCode type, bool stream);
 
-// The payload of a message of n elements that can be added to sums of elements of `dtype`; false if it
-// cannot be.
+// Find the payload of a message of n elements that can be added to sums of elements of `dtype`; returns false
+// if it cannot be.
 bool payload_of(const std::uint8_t* message, std::size_t bytes, DTypeCode dtype, std::size_t n,
                 Payload* payload);
 
-// Encode a sum of payloads, and decode it to the sum's result if there is one; the message's bytes, or 0 if
-// a payload cannot be added or decoded here. The sum's own messages are set here.
+// Encode a sum of payloads, and decode it to the sum's result if there is one; returns the message's bytes,
+// or 0 if a payload cannot be added or decoded here. The sum's `messages` are set here.
 std::size_t encode_sum(const Kernels& k, const Encoder& encoder, Sum sum, std::span<const Payload> payloads,
                        std::uint8_t* out);
 
@@ -46,7 +46,7 @@ std::size_t encode_sum(const Kernels& k, const Encoder& encoder, Sum sum, std::s
 // written then.
 bool store_sum(const Kernels& k, Sum sum, std::span<const Payload> payloads);
 
-// The same to two places: `also` is not read soon and goes past the caches if the sum `streams`.
+// Do the same to two places: `also` is not read soon and goes past the caches if the sum's `stream` is set.
 bool store_sum_twice(const Kernels& k, Sum sum, std::span<const Payload> payloads, std::uint8_t* also);
 
 }  // namespace hybridcomp

@@ -20,13 +20,13 @@ void Requests::test(std::vector<Done>* out) {
     code = mpi_.testsome(static_cast<int>(n), handles_.data(), &count, indices_.data(), statuses_.data());
   }
   if (code && count <= 0) {
-    // MPI could not move some message, and does not say whose: a rank whose memory it reads has died, say.
-    // MPICH calls that request done and well when it is tested next, with another's bytes in its buffer. So
-    // none is trusted.
+    // MPI could not move some message, and does not tell which: a rank whose memory it reads has died, say.
+    // MPICH reports that request as done without an error when it is tested next, with another message's
+    // bytes in its buffer. So no request is trusted.
     for (const Owner& owner : owners_) out->push_back({owner, code, 0, nullptr});
     return;
   }
-  if (count <= 0) return;  // nothing yet, or MPI_UNDEFINED
+  if (count <= 0) return;  // none done yet, or MPI_UNDEFINED
   const std::size_t first = out->size();
   for (int i = 0; i < count; ++i) {
     const std::uint8_t* const status = statuses_.data() + static_cast<std::size_t>(i) * mpi_.status_bytes;
@@ -36,10 +36,10 @@ void Requests::test(std::vector<Done>* out) {
     if (done.bytes < 0) done.bytes = 0;  // MPI_UNDEFINED
     out->push_back(done);
   }
-  // From the last on, so that what moves into a gap is not to be removed itself.
+  // Requests are dropped from the last on, so that one that moves into a gap need not be removed itself.
   std::sort(indices_.begin(), indices_.begin() + count);
   for (int i = count; i-- > 0;) drop(static_cast<std::size_t>(indices_[i]));
-  // In the order of their steps, whatever order MPI has them in: runs are alike.
+  // They are sorted by step, whatever MPI's order, so that runs are alike.
   std::sort(out->begin() + static_cast<std::ptrdiff_t>(first), out->end(),
             [](const Done& a, const Done& b) { return a.owner.step < b.owner.step; });
 }

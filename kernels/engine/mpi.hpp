@@ -1,5 +1,5 @@
-// The functions of MPI that the engine calls. The module is not linked with MPI, of which every process has
-// its own: Python tells where its functions are (hybridcomp/collectives/execution/library.py).
+// Functions of MPI that the engine calls. The module is not linked with MPI, of which every process has its
+// own: Python passes the functions' addresses (hybridcomp/collectives/execution/library.py).
 //
 // All their arguments are integers or pointers, in an order that the standard sets. A handle is an int in one
 // MPI and a pointer in another; the calling conventions of x86-64 and AArch64 pass either in a slot of eight
@@ -23,15 +23,15 @@ struct Mpi {
   int (*test_cancelled)(const void* status, int* cancelled);
   int (*set_elements)(void* status, std::uint64_t type, int count);
   std::uint64_t byte;         // the datatype
-  std::size_t request_bytes;  // of a request in an array
-  std::size_t status_bytes;   // of a status in an array
-  std::size_t error_at;       // where a status has its error, an int
+  std::size_t request_bytes;  // bytes of a request in an array
+  std::size_t status_bytes;   // bytes of a status in an array
+  std::size_t error_at;       // offset of a status's error, an int
 };
 
-// Requests in an array as MPI takes it, each with who waits for it.
+// Requests in an array as MPI takes it, each with its owner.
 class Requests {
  public:
-  // Whose request it is: what the engine is told when it is done.
+  // Owner of a request, reported to the engine when the request is done.
   struct Owner {
     void* execution;
     std::uint32_t step;
@@ -41,8 +41,8 @@ class Requests {
   struct Done {
     Owner owner;
     int code;                    // 0, or an error of MPI's
-    int bytes;                   // that a receive got
-    const std::uint8_t* status;  // until the next look
+    int bytes;                   // bytes that a receive got
+    const std::uint8_t* status;  // valid until the next look
   };
 
   explicit Requests(const Mpi& mpi) : mpi_(mpi) {}
@@ -50,7 +50,7 @@ class Requests {
   bool empty() const { return owners_.empty(); }
   std::size_t size() const { return owners_.size(); }
 
-  // Room for another request, which is in the array once `post` has filled it and `keep` is called.
+  // Return room for another request, which is in the array once MPI has filled it and `keep` is called.
   void* room() {
     const std::size_t at = owners_.size() * mpi_.request_bytes;
     if (handles_.size() < at + sizeof(std::uint64_t)) handles_.resize(2 * at + 64 * sizeof(std::uint64_t));

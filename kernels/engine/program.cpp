@@ -8,7 +8,7 @@
 namespace hybridcomp::engine {
 namespace {
 
-constexpr std::int64_t kMost = std::int64_t(1) << 48;  // elements, and anything else in a row
+constexpr std::int64_t kMost = std::int64_t(1) << 48;  // most elements, and largest value of other fields
 
 bool reads_slot(Kind kind) { return kind == kSend || kind == kCheck || kind == kDecode; }
 bool fills_slot(Kind kind) {
@@ -58,7 +58,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
   const std::size_t count = rows.size() / kStepWords;
   std::vector<std::vector<std::uint32_t>> after(count);
   std::vector<std::vector<std::uint32_t>> writers(
-      slots.size());  // of what is in each slot; one is carried out
+      slots.size());  // steps that may have filled each slot; one of them is carried out
   std::vector<bool> after_cut(count);
   std::map<std::tuple<bool, int, int>, std::vector<std::uint32_t>> posts;
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -109,9 +109,9 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     };
     if (!within(w[11], w[12]) || !within(w[13], w[14])) return "a step refers past the end of the lists";
 
-    // Whoever reads a slot is counted with whoever filled it last: where that depends on an owner, with each
-    // that is carried out when this one is. A message that came is read under the same condition, or it would
-    // stay leased.
+    // A step that reads a slot is counted with the step that filled it last; where that depends on an owner,
+    // with each that may be carried out when this one is. A received message is read under the condition of
+    // its receive, or it would stay leased.
     const auto read = [&](std::int64_t slot) {
       if (slot < 0 || slot >= static_cast<std::int64_t>(slots.size())) return false;
       if (kind != kSend && slots[static_cast<std::size_t>(slot)].sizes != (kind == kCut)) return false;
@@ -165,7 +165,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     }
     step.python = carriage.bounds && for_python(step);
     step.waits = static_cast<std::uint32_t>(after[i].size());
-    // What is only copied, and waits for nothing else, may be received where it belongs.
+    // A message that is only copied, by a step that waits for no other, may be received in place.
     if (kind == kDecode && step.waits == 1 && slots[step.slot].plain &&
         slots[step.slot].dtype == dtype_of(step.out) && steps[after[i][0]].kind == kRecv &&
         steps[after[i][0]].region == step.region)
@@ -184,7 +184,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
   return check_queues();
 }
 
-// How many regions the step cuts that finds their owners, which always does and is the only one.
+// Set `regions` to how many the step cuts that finds owners, which is unconditional and the only one.
 std::string Program::find_regions(std::span<const std::int64_t> rows) {
   for (std::size_t at = 0; at < rows.size(); at += kStepWords) {
     if (rows[at] != kCut) continue;
@@ -195,7 +195,7 @@ std::string Program::find_regions(std::span<const std::int64_t> rows) {
   return {};
 }
 
-// Messages of a queue that always go must not wait for others that may not.
+// Check that no message of a queue that always goes waits for one that may not go.
 std::string Program::check_queues() const {
   for (const Range range : queues) {
     const auto members = std::span(queue_steps).subspan(range.first, range.count);
@@ -217,7 +217,7 @@ std::string Program::size(Slot& slot, std::size_t index) const {
     slot.room = std::max(slot.bytes, sizeof(Header) + slot.count * bytes_of(wide()));
     if (!slot.bytes) return "the codec does not take this dtype";
     if (carriage.framed) {
-      ++slot.bytes;  // to be odd
+      ++slot.bytes;  // made odd: see Carriage::framed
       slot.room = carriage.framed;
     }
   }
@@ -235,8 +235,7 @@ std::string Program::recode(const Carriage& other) {
   return {};
 }
 
-// Whether a step computes something that only the codec can do, or a memory of error feedback with it.
-// Messages are checked without either.
+// Whether a step needs the codec, or a memory of error feedback with it. Checking messages needs neither.
 bool Program::for_python(const Step& step) const {
   const auto encoded = [this](std::uint32_t slot) { return !slots[slot].plain; };
   switch (step.kind) {

@@ -1,7 +1,7 @@
-// The steps that Python computes: those of codecs that have no encoder here.
+// Steps that Python computes: those of codecs that have no encoder here.
 //
 // A step that is ready is checked and put aside until a thread of Python's takes it, computes it without any
-// lock of the engine's, and answers. All else of its operation goes on meanwhile.
+// lock of the engine's, and answers. The operation's other steps go on meanwhile.
 #include <algorithm>
 #include <functional>
 #include <new>
@@ -13,7 +13,7 @@
 namespace hybridcomp::engine {
 namespace {
 
-constexpr std::size_t kLong = std::size_t(1) << 16;  // elements of a step during which the thread looks
+constexpr std::size_t kLong = std::size_t(1) << 16;  // least elements of a step during which the thread looks
 
 }  // namespace
 
@@ -70,7 +70,8 @@ std::optional<Asked> Execution::take() {
   return asked;
 }
 
-// An answer that comes after the operation has failed, or was given up, is nobody's.
+// Take Python's answer for a step. One that comes after the operation has failed, or was given up, is
+// ignored.
 void Execution::answer(std::uint32_t index, std::size_t bytes) {
   if (done() || taken_ != index) return;
   taken_ = kNowhere;
@@ -81,7 +82,7 @@ void Execution::answer(std::uint32_t index, std::size_t bytes) {
   end(index);
 }
 
-// What Python is at, it may finish: the memory stays.
+// Drop the steps that wait for Python. It may finish the step it is at: the memory stays.
 void Execution::ask_no_more() {
   engine_.count_asked(-static_cast<int>(asked_.size()));
   asked_.clear();
@@ -95,7 +96,7 @@ void Engine::give(std::vector<std::uint8_t*> given, std::shared_ptr<Pin> pin) {
   for (std::uint8_t* const block : given) blocks.give(block);
 }
 
-// Give back what nothing in Python refers to any more.
+// Give back blocks that no object in Python refers to any more.
 void Engine::collect() {
   std::erase_if(pinned_, [this](const auto& one) {
     if (one.first.use_count() > 1) return false;
@@ -113,7 +114,7 @@ std::optional<Asked> Engine::take(Execution& execution) {
     asked = execution.take();
     if (!asked) retire();
   }
-  // The steps that wait are of other operations: those may be long in coming to them.
+  // The steps that wait are other operations', whose threads may be long in coming to them.
   if (!asked && !waiters_.load()) poll();
   if (asked && execution.program().steps[asked->step].count >= kLong && !waiters_.load()) wake();
   return asked;

@@ -14,7 +14,7 @@
 namespace hybridcomp::engine {
 namespace {
 
-constexpr std::size_t kLeast = 4096;                        // bytes of a block
+constexpr std::size_t kLeast = 4096;                        // least bytes of a block
 constexpr std::size_t kMostLeased = std::size_t(64) << 20;  // bytes that late readers may leave behind
 
 std::size_t size_class(std::size_t bytes) { return std::bit_ceil(bytes < kLeast ? kLeast : bytes); }
@@ -34,7 +34,7 @@ void Sleeper::sleep(double seconds) {
 }
 
 void Blocks::use(const Arena& arena, std::size_t first) {
-  // What comes from the heap others could not read.
+  // Other processes could not read blocks of the heap.
   for (auto& [size, blocks] : free_)
     for (std::uint8_t* const block : blocks) release(block);
   free_.clear();
@@ -54,14 +54,14 @@ std::uint8_t* Blocks::take(std::size_t bytes) {
   if (!free.empty()) {
     std::uint8_t* const block = free.back();
     free.pop_back();
-    // Nobody reads a free block. Open MPI writes past receive buffers that are too short: whoever takes the
-    // block would wait for ever for readers that such a write has made up.
+    // No rank reads a free block. But Open MPI writes past receive buffers that are too short: the block's
+    // next user would wait for ever for readers that such a write has made up.
     if (shared(block)) lease_of(block).store(0, std::memory_order_relaxed);
     return block;
   }
   std::uint8_t* block = nullptr;
   if (arena_.base) {
-    if (used_ + kLine + size > arena_.bytes) throw std::bad_alloc();  // others could not read it elsewhere
+    if (used_ + kLine + size > arena_.bytes) throw std::bad_alloc();  // others could not read the heap
     block = arena_.base + used_ + kLine;
     used_ += kLine + size;
   } else {

@@ -1,10 +1,10 @@
 // Memory that the processes of a host share. A process makes its messages in an arena of its own, which the
-// others have mapped; a ring from each rank to each other rank of the host carries where they are. No call of
-// MPI's is made for them.
+// others have mapped; a ring from each rank to each other rank of the host carries the messages' places. No
+// call of MPI's is made for them.
 //
-// A *lease*, in the line before each block of an arena, counts who still reads the block. That a block is
-// where a ring's entry says, and has a lease, is believed: who can write to an arena of this user could as
-// well change this process. Bounds are checked nevertheless: a bug must not read elsewhere.
+// A *lease*, in the line before each block of an arena, counts the ranks that still read the block. A ring's
+// entry is trusted to name a block that has a lease: a process that can write to an arena of this user could
+// as well change this process. Bounds are checked nevertheless: a bug must not read elsewhere.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ namespace hybridcomp::engine {
 
 constexpr std::size_t kLine = 64;
 
-// One process's arena, as it is mapped here.
+// Arena of one process, as it is mapped here.
 struct Arena {
   std::uint8_t* base = nullptr;
   std::size_t bytes = 0;
@@ -28,21 +28,22 @@ struct Arena {
   }
 };
 
-// In the second line of every arena: on what its process sleeps while it waits for ranks of this host. The
-// line is written only while somebody sleeps, so that ringing costs a read of a line that is in the cache.
+// Bell on which an arena's process sleeps while it waits for ranks of this host; in the arena's second line.
+// The line is written only while a thread sleeps, so that ringing costs a read of a line that is in the
+// cache.
 struct Bell {
   std::atomic<std::uint32_t> rung;
   std::atomic<std::uint32_t> sleepers;
 
   static Bell& of(const Arena& arena) { return *reinterpret_cast<Bell*>(arena.base + kLine); }
 
-  // Wake the arena's process if it sleeps. What is to be seen by who wakes was written by a sequentially
-  // consistent operation.
+  // Wake the arena's process if it sleeps. The caller has written the data that it is to see by a
+  // sequentially consistent operation.
   void ring();
 };
 
-// Someone who is about to sleep. Once it is made, whoever rings wakes it: look, sequentially consistently, at
-// what is waited for after that, and before the sleep.
+// A thread that is about to sleep. Once this is made, a ring wakes it: after that, and before the sleep, the
+// thread must look, sequentially consistently, for the data that it waits for.
 class Sleeper {
  public:
   explicit Sleeper(Bell& bell) : bell_(bell) {
@@ -53,7 +54,7 @@ class Sleeper {
   Sleeper(const Sleeper&) = delete;
   Sleeper& operator=(const Sleeper&) = delete;
 
-  // Sleep until somebody has rung since this was made, or for so many seconds.
+  // Sleep until the bell has rung since this was made, or for so many seconds.
   void sleep(double seconds);
 
  private:
@@ -66,10 +67,10 @@ inline std::atomic<std::uint32_t>& lease_of(std::uint8_t* block) {
 }
 
 // Blocks of this process's arena, or of its heap where it has none. Under the engine's lock. A block that is
-// given back while others read it waits for them.
+// given back while other ranks read it waits for them.
 class Blocks {
  public:
-  // Use an arena from `first` bytes on; none if its base is null.
+  // Use an arena from `first` bytes on, or the heap if its base is null.
   void use(const Arena& arena, std::size_t first);
 
   const Arena& arena() const { return arena_; }
@@ -83,8 +84,8 @@ class Blocks {
   // Bytes of the arena ever taken: does not grow while free blocks serve.
   std::size_t used() const { return used_; }
 
-  // Whether blocks of so many bytes have been given back that others still read, that whoever sends more has
-  // to wait for them.
+  // Whether blocks given back that others still read have so many bytes that a rank that sends more must wait
+  // for them.
   bool crowded();
 
  private:
@@ -99,18 +100,18 @@ class Blocks {
   std::size_t leased_bytes_ = 0;
 };
 
-// What a ring carries: a message of the operation's sequence number, in which process's arena and where.
+// Entry of a ring: a message's sequence number, the rank whose arena holds it, and its place there.
 struct Entry {
   std::uint64_t offset;
   std::uint64_t bytes;
   std::uint32_t sequence;
   std::uint32_t owner;   // rank whose arena it is in
-  std::uint32_t number;  // of the entry, from 1 on: written last, so that one line tells that it is there
+  std::uint32_t number;  // the entry's, from 1 on: written last, so that one line tells that it is there
   std::uint32_t unused[9];
 };
 static_assert(sizeof(Entry) == kLine);
 
-// A ring of one producer and one consumer, in the consumer's arena, as either of them sees it.
+// Ring of one producer and one consumer, in the consumer's arena, as either of them sees it.
 class Ring {
  public:
   static constexpr std::uint32_t kEntries = 256;
@@ -118,7 +119,7 @@ class Ring {
 
   explicit Ring(std::uint8_t* at = nullptr) : at_(at) {}
 
-  // The producer's; false if it is full.
+  // Push an entry, as the producer; returns false if the ring is full.
   bool push(const Entry& entry) {
     if (count_ - popped_ == kEntries) popped_ = popped().load(std::memory_order_acquire);
     if (count_ - popped_ == kEntries) return false;
@@ -131,7 +132,7 @@ class Ring {
     return true;
   }
 
-  // The consumer's; false if it is empty.
+  // Pop an entry, as the consumer; returns false if the ring is empty.
   bool pop(Entry* entry) {
     Entry& from = entries()[count_ % kEntries];
     if (std::atomic_ref(from.number).load() != count_ + 1) return false;
@@ -141,13 +142,13 @@ class Ring {
   }
 
  private:
-  // How many entries were popped: the producer looks when it has filled all.
+  // Number of entries popped: the producer reads it once it has filled all.
   std::atomic<std::uint32_t>& popped() const { return *reinterpret_cast<std::atomic<std::uint32_t>*>(at_); }
   Entry* entries() const { return reinterpret_cast<Entry*>(at_ + kLine); }
 
   std::uint8_t* at_;
-  std::uint32_t count_ = 0;   // of entries pushed here, or popped here
-  std::uint32_t popped_ = 0;  // the producer's last look at it
+  std::uint32_t count_ = 0;   // entries pushed here, or popped here
+  std::uint32_t popped_ = 0;  // popped() at the producer's last look
 };
 
 }  // namespace hybridcomp::engine

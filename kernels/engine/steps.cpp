@@ -1,4 +1,4 @@
-// The steps of an execution that compute.
+// Steps of an execution that compute.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kFoldTile = std::size_t(1) << 15;  // bytes that stay in L1 while all messages are added
 
-// A block for the length of a step.
+// Block held for the length of a step.
 class Room {
  public:
   Room(Blocks& blocks, std::size_t bytes) : blocks_(blocks), data_(blocks.take(bytes)) {}
@@ -104,7 +104,8 @@ bool Execution::check(std::uint32_t index, const Step& step, std::uint32_t at) {
   return good;
 }
 
-// Accept a message that its sender has framed; what is decoded elsewhere ends the operation with the message.
+// Accept a message that its sender has framed; a message that is decoded elsewhere ends the operation, which
+// then holds it.
 bool Execution::accept(std::uint32_t index, const Step& step) {
   const Held& held = held_[step.slot];
   const Carriage& carriage = program_->carriage;
@@ -122,7 +123,7 @@ bool Execution::accept(std::uint32_t index, const Step& step) {
                             to, carriage.dtype, carriage.stream);
   }
   if (!good) {
-    // Nobody uses its memory any more: the operation ends as those do that end well.
+    // No rank uses its memory any more: the operation ends like one that succeeded.
     failure_ = {Fault::kMessage, index, peer(step), 0, held.bytes, {held.data, held.data + held.bytes}};
     finish();
     return false;
@@ -144,7 +145,7 @@ bool Execution::decode(std::uint32_t index, const Step& step) {
   const bool stream = program_->carriage.stream && step.out == kRecvBuffer;
   if (slot.plain && slot.dtype == type) {
     if (held.data == to) {
-      // It was received there.
+      // The message was received in place.
     } else if (stream) {
       k.convert->stream(held.data, to, held.bytes);
       streamed();
@@ -162,7 +163,7 @@ bool Execution::decode(std::uint32_t index, const Step& step) {
   return false;
 }
 
-// The payload of the message in a slot.
+// Find the payload of the message in a slot.
 bool Execution::payload(std::uint32_t index, const Step& step, std::uint32_t at, Payload* payload) {
   if (!check(index, step, at)) return false;
   const Slot& slot = program_->slots[at];
@@ -232,7 +233,7 @@ bool Execution::sum(std::uint32_t index, const Step& step) {
   return false;
 }
 
-// A sum of integers as they are: of the payloads, and of a span if there is one.
+// Sum uncompressed integers: those of the payloads, and of a span if there is one.
 bool Execution::fold(const Step& step) {
   const std::size_t size = bytes_of(program_->carriage.dtype), bytes = step.count * size;
   const std::uint8_t* const own = step.span == kNoBuffer ? nullptr : address(step.span, step.span_at);
@@ -253,11 +254,11 @@ bool Execution::fold(const Step& step) {
   return true;
 }
 
-// A sum of what this rank owns, as its memory has it.
+// Sum a span that this rank owns, with its memory of error feedback.
 bool Execution::sum_with_feedback(std::uint32_t index, const Step& step) {
   const Kernels& k = kernels();
   const Encoder& encoder = *program_->carriage.encoder;
-  const bool owned = step.span != kNoBuffer;  // or its own part is one of the messages, corrected before
+  const bool owned = step.span != kNoBuffer;  // else its own part is one of the messages, already corrected
   const DTypeCode wide = program_->wide(), own = owned ? program_->dtype_of(step.span) : wide;
   const std::uint8_t* const from = owned ? address(step.span, step.span_at) : nullptr;
   const auto start = static_cast<std::size_t>(step.memory);
@@ -295,7 +296,7 @@ bool Execution::sum_with_feedback(std::uint32_t index, const Step& step) {
   return true;
 }
 
-// Write what a message of an owner's sum means.
+// Write the result that a message of an owner's sum decodes to.
 bool Execution::decode_result(const Payload& payload, const Step& step) {
   const Kernels& k = kernels();
   std::uint8_t* const to = address(step.out, step.out_at);
@@ -309,7 +310,7 @@ bool Execution::decode_result(const Payload& payload, const Step& step) {
   return true;
 }
 
-// Say which of a sum's messages cannot be decoded.
+// Fail with the message of a sum that cannot be decoded.
 void Execution::fail_sum(std::uint32_t index, const Step& step) {
   for (const std::uint32_t at : program_->list(step.slots)) {
     const Held& held = held_[at];

@@ -12,10 +12,10 @@ enum class EventKind : std::uint8_t { kWorked, kPassed, kFlowed, kArrived, kWoke
 
 struct Event {
   double time;
-  std::uint64_t number;  // of events at one time the first made is the first to happen
+  std::uint64_t number;  // order in which events were made; those at one time happen in it
   EventKind kind;
   std::int32_t subject;   // a rank, a route, a message inside a host, or a receive
-  std::uint32_t version;  // of a route's next end; another one is out of date
+  std::uint32_t version;  // version of a route's next end; events of another are out of date
   bool operator>(const Event& other) const {
     return time != other.time ? time > other.time : number > other.number;
   }
@@ -24,7 +24,7 @@ struct Event {
 class Events {
  public:
   bool empty() const { return queue_.empty(); }
-  double now() const { return now_; }  // when the last one happened
+  double now() const { return now_; }  // time of the last event
 
   void push(double time, EventKind what, std::int32_t subject, std::uint32_t version = 0) {
     queue_.push({time, number_++, what, subject, version});

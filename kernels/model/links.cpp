@@ -17,7 +17,7 @@ void Links::start(std::int32_t out, std::int32_t in, double bytes, std::int32_t 
   Route& on = route(out, in);
   go_on(&on);
   on.messages.push({on.passed + bytes - credit, send, receive});
-  on.rate = 0;  // whatever it was, it has another one, or another first message
+  on.rate = 0;  // forces share() to push an event: the rate or the first message is new
   share(out, in);
 }
 
@@ -77,7 +77,7 @@ void Links::share(std::int32_t out, std::int32_t in) {
   }
 }
 
-// What has passed of a route's messages up to now.
+// Bring the bytes that have passed of a route's messages up to now.
 void Links::go_on(Route* route) {
   route->passed += route->rate * (events_.now() - route->since);
   route->since = events_.now();

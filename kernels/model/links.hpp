@@ -17,30 +17,30 @@ namespace hybridcomp::model {
 class Links {
  public:
   struct Message {
-    double ends;  // once so many bytes have passed of each message of its route
+    double ends;  // bytes that must have passed of each message of its route
     std::int32_t send, receive;
     bool operator>(const Message& other) const { return ends > other.ends; }
   };
 
-  // Tells of the ends of messages by events of the kind kFlowed.
+  // Push events of the kind kFlowed at the ends of messages.
   Links(std::vector<Port>* ports, Events* events)
       : ports_(*ports), events_(*events), states_(ports->size()) {}
 
-  // A message of `bytes` begins to leave by one port and to enter by another.
+  // Start a message of `bytes`, which leaves by one port and enters by another.
   void start(std::int32_t out, std::int32_t in, double bytes, std::int32_t send, std::int32_t receive);
 
-  // Whether an event tells of a message's end, and not of what was to be its end before others came or went.
+  // Whether an event is at a message's end, not at the end expected before other messages came or went.
   bool valid(const Event& event) const { return routes_[event.subject].version == event.version; }
 
-  // The message that ends by a valid event.
+  // Remove and return the message that ends by a valid event.
   Message end(const Event& event);
 
-  // All ports save up what they have not yet for the time since they were busy.
+  // Add the credit that idle ports have saved up since they were busy.
   void rest();
 
  private:
-  // The messages that are on their way from one port to another: all of them have one rate, so that the one
-  // with the least left ends first, whatever happens to the rate.
+  // Messages on their way from one port to another: all of them have one rate, so that the one with the least
+  // left ends first, however the rate changes.
   struct Route {
     std::priority_queue<Message, std::vector<Message>, std::greater<>> messages;
     std::int32_t out, in;

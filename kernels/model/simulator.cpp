@@ -14,18 +14,18 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// What a rank does that is no step.
+// Activities of a rank that are no steps.
 constexpr std::int32_t kNothing = -1, kStarts = -2, kLooks = -3;
 
 struct Rank {
   std::priority_queue<std::int32_t, std::vector<std::int32_t>, std::greater<>> ready;  // the first goes first
-  std::vector<std::int32_t> come;  // receives whose messages are here, and that it has not noticed
-  std::int32_t running = kStarts;  // step, or what else it does on a core
-  std::size_t left = 0;            // steps
-  bool queued = false;             // for a core
+  std::vector<std::int32_t> come;  // receives whose messages are here but not noticed yet
+  std::int32_t running = kStarts;  // step, or another activity on a core
+  std::size_t left = 0;            // steps not ended
+  bool queued = false;             // whether it waits for a core
   bool asleep = false;
-  double since = 0;  // that it has had its core
-  double idle = 0;   // since when it has had nothing to do
+  double since = 0;  // time since which it has had its core
+  double idle = 0;   // time since which it has had nothing to do
 };
 
 struct Line {
@@ -111,7 +111,7 @@ class Simulation {
     }
   }
 
-  // All that a step waits for has ended.
+  // Handle a step whose predecessors have all ended.
   void ready(std::int32_t g) {
     if (kind(g) == StepKind::kCompute) {
       task(g);
@@ -135,11 +135,11 @@ class Simulation {
     match(line);
   }
 
-  // Give a rank something to do. It is on a core, or gets one: only its own steps make others of its steps
-  // ready, or what it has noticed.
+  // Give a rank a step to do. The rank is on a core, or gets one: its steps become ready only through its own
+  // steps, or through messages that it has noticed.
   void task(std::int32_t g) { ranks_[s_.rank[g]].ready.push(g); }
 
-  // Go on on a core: with the first step that is ready, else with looking for messages.
+  // Continue a rank on its core: with the first step that is ready, else with looking for messages.
   void work(std::int32_t r) {
     Rank& rank = ranks_[r];
     if (rank.running == kStarts) {
@@ -181,7 +181,7 @@ class Simulation {
     const std::int32_t pool = m_.pool[r];
     if (!rank.ready.empty()) {
       rank.idle = events_.now();
-      // It keeps its core unless another rank waits for one and its time is up.
+      // The rank keeps its core unless another rank waits for one and its time is up.
       if (waiting_[pool].empty() || events_.now() - rank.since < m_.quantum)
         work(r);
       else
@@ -198,13 +198,13 @@ class Simulation {
     dispatch(pool);
   }
 
-  // The steps of a rank that wait for nothing.
+  // Begin the steps of a rank that wait for no other.
   void begin(std::int32_t r) {
     for (std::int32_t g = range_[r]; g < range_[r + 1]; ++g)
       if (s_.edges[g + 1] == s_.edges[g]) ready(g);
   }
 
-  // Give the core to the next one that waits for one, and wait for another.
+  // Give the core to the next rank that waits for one, and queue for another.
   void yield(std::int32_t r) {
     const std::int32_t pool = m_.pool[r];
     ++free_[pool];
@@ -241,7 +241,7 @@ class Simulation {
     }
   }
 
-  // Let the messages of a line go whose time has come.
+  // Start the messages of a line that can go now.
   void match(Line& line) {
     while (line.matched < line.sent && line.matched < line.receives.size()) {
       const std::int32_t send = line.sends[line.matched], receive = line.receives[line.matched];
@@ -264,14 +264,14 @@ class Simulation {
     links_.start(out, in, s_.bytes[send], send, receive);
   }
 
-  // A message has left its sender.
+  // Handle a message that has left its sender.
   void left(const Links::Message& message) {
     events_.push(events_.now() + s_.latency[message.send], EventKind::kArrived, message.receive);
     end(message.send);
     if (!ranks_[s_.rank[message.send]].ready.empty()) wake(s_.rank[message.send]);
   }
 
-  // A message is at its receiver.
+  // Handle a message that is at its receiver.
   void arrived(std::int32_t receive) {
     arrival_[receive] = std::min(arrival_[receive], events_.now());
     if (!posted_[receive]) return;
@@ -280,7 +280,7 @@ class Simulation {
     wake(r);
   }
 
-  // Something has come for a rank: one that sleeps is woken.
+  // Wake a rank that sleeps, since something has come for it.
   void wake(std::int32_t r) {
     if (ranks_[r].asleep) events_.push(events_.now() + m_.wake, EventKind::kWoken, r);
   }
@@ -303,7 +303,7 @@ class Simulation {
   std::vector<std::deque<std::int32_t>> waiting_;  // ranks, by pool
   std::vector<std::int32_t> missing_, first_, following_;
   std::vector<std::int32_t> range_;  // by rank, the first of its steps
-  std::vector<double> arrival_;      // of receives
+  std::vector<double> arrival_;      // by receive
   std::vector<bool> posted_;
   std::vector<Line> lines_;
   std::vector<Links::Message> inside_;  // messages inside hosts

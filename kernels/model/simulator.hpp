@@ -10,31 +10,31 @@ namespace hybridcomp::model {
 
 enum class StepKind : std::int8_t { kCompute = 0, kSend = 1, kReceive = 2 };
 
-// The steps of all ranks, rank after rank, as columns. Those that a kind does not use are read by nobody.
+// The steps of all ranks, rank after rank, as columns. Columns that a kind of step does not use are not read.
 struct Steps {
   std::size_t count = 0;
   const std::int32_t* rank = nullptr;   // ascending, from 0
   const std::int8_t* kind = nullptr;    // StepKind
   const double* work = nullptr;         // seconds of a core: before a message leaves, after one has come
-  const double* bytes = nullptr;        // that a message has on its link
-  const double* latency = nullptr;      // of a send: seconds until the receiver may see the message's end
+  const double* bytes = nullptr;        // bytes of a message on its link
+  const double* latency = nullptr;      // for a send: seconds until the receiver may see the message's end
   const std::int32_t* line = nullptr;   // sends and receives of one line meet in their order
-  const std::int32_t* out = nullptr;    // of a send: the port that its message leaves by; -1 for none
-  const std::int32_t* in = nullptr;     // and the one that it enters by
-  const std::int32_t* edges = nullptr;  // count + 1: where each step's list in `after` begins
+  const std::int32_t* out = nullptr;    // for a send: the port that its message leaves by; -1 for none
+  const std::int32_t* in = nullptr;     // for a send: the port that its message enters by
+  const std::int32_t* edges = nullptr;  // count + 1 starts of the steps' lists in `after`
   const std::int32_t* after = nullptr;  // steps that must have ended
 };
 
 // One direction of a host's link.
 struct Port {
   double rate;    // bytes per second
-  double burst;   // bytes that it saves up at that rate while it is idle, and lets pass at once
-  double credit;  // of them, those that it has at the start; at the end, what it has then
+  double burst;   // most bytes that an idle port saves up at that rate, to let pass at once
+  double credit;  // bytes of the burst saved up at the start; after the run, at the end
 };
 
 struct Machine {
-  std::vector<std::int32_t> pool;   // of each rank: the cores that it runs on
-  std::vector<std::int32_t> cores;  // of each pool
+  std::vector<std::int32_t> pool;   // by rank: the pool of cores that it runs on
+  std::vector<std::int32_t> cores;  // number of cores of each pool
   std::vector<Port> ports;
   double inside = 1;   // bytes per second of a message that leaves by no port
   double eager = 0;    // messages of at most so many bytes leave whether or not they are expected
@@ -49,11 +49,11 @@ struct Machine {
 };
 
 struct Times {
-  std::vector<double> begins, ends;  // by step; a message's are those of its way
+  std::vector<double> begins, ends;  // by step; a message's times are those of its way
   std::vector<double> busy;          // seconds of a core, by rank
 };
 
-// Run all steps; the number of those that never end because they wait for one another is `stuck`.
+// Run all steps; `stuck` gets the number of steps that never end because they wait for one another.
 // `machine.ports` is left as it is at the end.
 Times simulate(const Steps& steps, Machine* machine, std::size_t* stuck);
 

@@ -1,4 +1,4 @@
-// What the bindings share: buffers of Python objects and checks of dtype codes.
+// Helpers that the bindings share: buffers of Python objects and checks of dtype codes.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -14,7 +14,7 @@ namespace hybridcomp {
 
 namespace nb = nanobind;
 
-// A Python object's memory, held for as long as this lives. Contiguous, of any alignment.
+// Memory of a Python object, held for as long as this lives: contiguous, of any alignment.
 class Buffer {
  public:
   Buffer(nb::handle object, bool writable) {
@@ -28,13 +28,13 @@ class Buffer {
   std::uint8_t* data() const { return static_cast<std::uint8_t*>(view_.buf); }
   std::size_t bytes() const { return static_cast<std::size_t>(view_.len); }
 
-  // The number of elements of `size` bytes; ValueError if it is not whole.
+  // Return the number of elements of `size` bytes; ValueError if it is not whole.
   std::size_t elements(std::size_t size, const char* name) const {
     if (bytes() % size) fail(std::string(name) + " is not a whole number of elements");
     return bytes() / size;
   }
 
-  // The same memory as floats; ValueError unless it is aligned and at least `count` long.
+  // Return the memory as floats; ValueError unless it is aligned and at least `count` long.
   float* floats(std::size_t count, const char* name) const {
     if (bytes() < count * sizeof(float) || reinterpret_cast<std::uintptr_t>(view_.buf) % alignof(float))
       fail(std::string(name) + " must be " + std::to_string(count) + " aligned floats");
@@ -58,7 +58,7 @@ inline DTypeCode sum_dtype(int code) {
   return static_cast<DTypeCode>(code);
 }
 
-// Messages of any codec, and each family's functions.
+// Bind messages of any codec, and each family's functions.
 void bind_message(nb::module_& m);
 void bind_convert(nb::module_& m);
 void bind_engine(nb::module_& m);

@@ -1,4 +1,4 @@
-// The engine in Python: hybridcomp/collectives/execution has what is made of it.
+// The engine in Python; hybridcomp/collectives/execution uses it.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -27,7 +27,7 @@ std::list<std::pair<std::shared_ptr<Execution>, nb::object>>& orphans() {
   return all;
 }
 
-// Let go of the memory of those that have ended. With the interpreter's lock.
+// Let go of the memory of orphans that have ended. With the interpreter's lock.
 void bury() {
   orphans().remove_if([](const auto& orphan) {
     return orphan.first->done() && orphan.first->failure().fault == Fault::kNone;
@@ -53,7 +53,7 @@ std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::optional<std
   if (envelope) {
     first = 0;
   } else if (!first) {
-    const std::lock_guard lock(engine.mutex());  // a group counts its operations
+    const std::lock_guard lock(engine.mutex());  // the group's count of operations changes
     first = handle.group->reserve();
   }
   auto execution = std::make_shared<Execution>(engine, handle.group, handle.program, *first, envelope,
@@ -108,7 +108,7 @@ struct GroupHandle {
   std::shared_ptr<Group> group;
 };
 
-// `known`: all its ranks have had messages by another way.
+// Make a group. `known`: all its ranks have had messages by another way.
 GroupHandle make_group(std::uint64_t comm, int rank, int size, bool known) {
   if (size < 1 || rank < 0 || rank >= size) Buffer::fail("a rank is below the number of ranks");
   auto group = std::make_shared<Group>();
@@ -120,7 +120,7 @@ GroupHandle make_group(std::uint64_t comm, int rank, int size, bool known) {
   return {std::move(group)};
 }
 
-// Rings for as many neighbours, in the arena: where the first one is. They are one after the other.
+// Take rings in the arena for so many neighbours, one after the other; returns the first one's place.
 std::size_t take_rings(const GroupHandle& handle, std::size_t count) {
   Engine& engine = *the_engine();
   nb::gil_scoped_release release;
@@ -132,7 +132,8 @@ std::size_t take_rings(const GroupHandle& handle, std::size_t count) {
   return static_cast<std::size_t>(block - engine.blocks.arena().base);
 }
 
-// Give them back, where no rank has anything in flight in the group, or will: the next group may get them.
+// Give a group's rings back, once no rank has or will have messages in flight in it: the next group may get
+// them.
 void give_rings(const GroupHandle& handle) {
   Engine& engine = *the_engine();
   nb::gil_scoped_release release;
@@ -162,7 +163,7 @@ void add_neighbour(const GroupHandle& handle, int rank, std::uintptr_t base, std
   group.neighbours.push_back(std::move(neighbour));
 }
 
-// The number of the next operation that is not the engine's; one mechanism counts for both.
+// Return the number of the next operation that is not the engine's; both kinds share one count.
 std::uint32_t next_tag(const GroupHandle& handle) {
   Engine& engine = *the_engine();
   nb::gil_scoped_release release;
@@ -178,7 +179,7 @@ void begin(const GroupHandle& handle, std::uint32_t operation) {
   handle.group->begin(operation);
 }
 
-// The numbers of an operation that will be started later: taken in the order in which ranks call.
+// Reserve the numbers of an operation that will be started later: taken in the order in which ranks call.
 std::uint32_t reserve(const GroupHandle& handle) {
   Engine& engine = *the_engine();
   nb::gil_scoped_release release;
@@ -243,7 +244,7 @@ nb::object failure(const Run& run) {
   const Program& program = run->program();
   const Step& step = program.steps[failure.step];
   int dtype = program.carriage.dtype;
-  // The slot that the message was in, or should have come to.
+  // The type is that of the slot that the message was in, or should have come to.
   for (const std::uint32_t at : program.list(step.slots)) dtype = program.dtype_of(program.slots[at]);
   if (!step.slots.count && !program.slots.empty()) dtype = program.dtype_of(program.slots[step.slot]);
   return nb::make_tuple(static_cast<int>(failure.fault), failure.step, failure.peer, failure.code, step.count,
@@ -275,8 +276,8 @@ std::string reason_of(const Unfinished& one) {
   }
 }
 
-// The sends and receives that have begun and not ended: step, whether it receives, peer, channel, and what it
-// waits for.
+// Return the sends and receives that have begun and not ended: step, whether it receives, peer, channel, and
+// what it waits for.
 std::vector<std::tuple<std::uint32_t, bool, int, int, std::string>> unfinished(const Run& run) {
   std::vector<std::tuple<std::uint32_t, bool, int, int, std::string>> found;
   for (const Unfinished& one : the_engine()->unfinished(*run))

@@ -1,4 +1,4 @@
-// How many still read a block of memory that processes share: a count in the line before it.
+// Counts of the readers of blocks of shared memory: each in the line before its block.
 #include <atomic>
 
 #include "python/bind.hpp"
@@ -12,14 +12,15 @@ std::atomic_ref<std::uint32_t> count_at(std::uintptr_t lease) {
   return std::atomic_ref<std::uint32_t>(*reinterpret_cast<std::uint32_t*>(lease));
 }
 
-// Reads of the block come before a negative change; who then sees none left may write.
+// Change a count of readers. All reads of the block come before a negative change: a process that then sees
+// no reader left may write.
 void lease_add(std::uintptr_t lease, int readers) {
   count_at(lease).fetch_add(static_cast<std::uint32_t>(readers), std::memory_order_acq_rel);
 }
 
 bool lease_held(std::uintptr_t lease) { return count_at(lease).load(std::memory_order_acquire) != 0; }
 
-// Where a contiguous array begins: NumPy's own ways to ask take microseconds.
+// Return the address of a contiguous array: NumPy's own ways to ask take microseconds.
 std::uintptr_t address(nb::handle array) {
   Py_buffer view;
   if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();

@@ -31,7 +31,7 @@ nb::object open_message(nb::handle message) {
 
 // -- payloads ----------------------------------------------------------------------------------------------
 
-// The type of the elements of a codec: floats, or anything if it is exact.
+// Return the type of a codec's elements: floats, or any type if it is exact.
 DTypeCode dtype_for(std::uint8_t codec, int code) {
   const CodecEntry* const entry = find_codec(codec);
   const bool exact = entry && entry->exact && code > kBFloat16 && code <= kLastDType;
@@ -43,7 +43,7 @@ std::size_t checked_count(std::size_t n) {
   return n;
 }
 
-// What the first bytes of a payload of so many bytes tell; those that are not given are taken for zeros.
+// Check the first bytes of a payload of so many bytes; bytes that are not given are taken for zeros.
 int check_head(std::uint8_t codec, const nb::bytes& head, std::size_t bytes, std::size_t n, int dtype) {
   std::uint8_t first[kHeadBytes] = {};
   std::memcpy(first, head.c_str(), std::min(head.size(), sizeof(first)));
@@ -75,11 +75,11 @@ int decode_into(std::uint8_t codec, nb::handle payload, std::size_t n, int dtype
 
 // -- the usual arrays --------------------------------------------------------------------------------------
 
-// A one-dimensional contiguous NumPy array of bytes, float32, float64 or float16: what nearly all arrays are,
-// found out without asking Python.
+// A one-dimensional contiguous NumPy array of bytes, float32, float64 or float16, as nearly all arrays are;
+// this is found out without asking Python.
 class Plain {
  public:
-  static constexpr int kBytes = 0;  // in place of a DTypeCode
+  static constexpr int kBytes = 0;  // code of bytes, in place of a DTypeCode
 
   Plain(nb::handle x, bool writable) {
     const Numpy& numpy = Numpy::get();
@@ -111,7 +111,7 @@ class Plain {
     static constexpr int kTypes = 4;
     PyTypeObject* array;
     PyObject* dtype;          // the attribute's name
-    PyObject* types[kTypes];  // by code; the objects that NumPy has of them
+    PyObject* types[kTypes];  // NumPy's dtype objects, by code
 
     static const Numpy& get() {
       static const Numpy& numpy = *new Numpy;  // kept until the process ends
@@ -133,8 +133,8 @@ class Plain {
   bool held_ = false;
 };
 
-// Decode a message into plain arrays; false if they are not, or if anything is wrong with it or it is decoded
-// elsewhere: then nothing is said of what `out` holds.
+// Decode a message into plain arrays; returns false if they are not plain, if the message is faulty or is
+// decoded elsewhere: then `out` may hold anything.
 bool decode_plain(nb::handle message, nb::handle out, bool add) {
   const Plain from(message, false);
   if (!from || !from.is_bytes()) return false;
@@ -150,8 +150,8 @@ bool decode_plain(nb::handle message, nb::handle out, bool add) {
                         thread_count(), to.data(), to.dtype(), add) == kOk;
 }
 
-// Encode a plain array into a plain array of bytes; 0 if they are not, or there is not room, or the codec
-// does not take the type.
+// Encode a plain array into a plain array of bytes; returns 0 if they are not plain, there is not room, or
+// the codec does not take the type.
 std::size_t encode_plain(const Encoder& encoder, nb::handle x, nb::handle out) {
   const Plain from(x, false);
   if (!from || from.is_bytes()) return 0;

@@ -1,4 +1,5 @@
-// MPI's non-blocking operations on plain arrays: what is learnt of arrays of a kind, and operations on them.
+// MPI's non-blocking operations on plain arrays: facts learnt for a kind of arrays, and the operations on
+// them.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -19,7 +20,7 @@ namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-// One of MPI's operations, with what arguments it has in common for all arrays.
+// One of MPI's operations, with the arguments that are the same for all arrays.
 class Operation {
  public:
   Operation(const Library& library, std::uintptr_t post, int send_at, int recv_at, int request_at,
@@ -51,8 +52,8 @@ class Operation {
 
   void forget() { kinds_.clear(); }
 
-  // Do an operation: None if such arrays are not known, False if they are not for this, True if it has ended,
-  // or the flight that is left of it.
+  // Do an operation: returns None if such arrays are not known, False if this path does not take them, True
+  // if the operation has ended, or its flight if it has not.
   nb::object start(nb::handle send, nb::handle recv) {
     Arrays arrays;
     std::shared_ptr<Kind> kind;
@@ -71,8 +72,8 @@ class Operation {
                 array);
   }
 
-  // Begin an operation: None and False as above, or True. Then its flight has what is left of it, and whoever
-  // waits finds its request among what was begun.
+  // Begin an operation: returns None and False as above, or True. Then `flight` holds the rest of the
+  // operation, and `request` is appended to Library::begun, where a waiting thread finds it.
   nb::object begin(nb::handle send, nb::handle recv, Flight& flight, nb::handle request) {
     Arrays arrays;
     std::shared_ptr<Kind> kind;
@@ -91,8 +92,8 @@ class Operation {
     return begun(arrays, std::move(kind), &ends, nb::borrow(array), flight, request);
   }
 
-  // Send, as `send` does it, and receive at once. Not None and False as above: what came of the receive and
-  // of the send, each True, the flight that is left, or MPI's error.
+  // Send, as `send` does it, and receive at once. Returns None and False as above, or the results of the
+  // receive and of the send, each True, its flight, or MPI's error.
   nb::object exchange(Operation& send, nb::handle to, nb::handle dest, nb::handle send_tag, nb::handle from,
                       nb::handle source, nb::handle recv_tag, std::uintptr_t status) {
     Arrays ours, theirs;
@@ -139,9 +140,8 @@ class Operation {
 
   nb::list take() {
     nb::list rows;
-    // Objects that are made here may start a collection of garbage, and what that ends may let another thread
-    // in, which learns kinds and counts calls: so over a copy, and each count is taken before its row is
-    // made.
+    // Making objects may start a garbage collection, whose finalizers may let another thread in, which learns
+    // kinds and counts calls: so this loops over a copy, and takes each count before its row is made.
     for (const std::shared_ptr<Kind>& kind : std::vector(kinds_)) {
       const auto calls = std::exchange(kind->calls, 0);
       const double seconds = std::exchange(kind->seconds, 0.0);
@@ -159,7 +159,7 @@ class Operation {
   std::size_t kinds() const { return kinds_.size(); }
 
  private:
-  // Open the arrays and find their kind; what to answer if that is not to be.
+  // Open the arrays and find their kind; returns the answer, None or False, if this path cannot take them.
   nb::object prepare(Arrays& arrays, nb::handle send, nb::handle recv, const engine::Envelope* ends,
                      std::shared_ptr<Kind>* kind) const {
     if (!open(arrays, send, recv)) return nb::bool_(false);
@@ -189,7 +189,7 @@ class Operation {
                    kind);
   }
 
-  // Count what has ended; or what is left of it.
+  // Count an operation that has ended, and return True; else return its flight.
   nb::object done(Posted&& posted, nb::handle send, nb::handle recv) {
     if (!posted.done) return nb::cast(Flight(std::move(posted), nb::make_tuple(send, recv)));
     Kind& kind = *posted.kind;
@@ -207,8 +207,8 @@ class Operation {
 
   nb::object begun(const Arrays& arrays, std::shared_ptr<Kind>&& kind, const engine::Envelope* ends,
                    nb::object keep, Flight& flight, nb::handle request) {
-    // What the caller sends next must not overtake a message, which is encoded at once however long that
-    // takes.
+    // The caller's next message must not overtake this one, which is therefore encoded at once however long
+    // that takes.
     const double seconds = ends ? std::numeric_limits<double>::infinity() : library_.begins_for;
     Posted posted;
     int code = 0;
@@ -228,7 +228,7 @@ class Operation {
     return nb::bool_(true);
   }
 
-  // The arrays of one operation; false if MPI cannot take them as they are.
+  // Open the arrays of one operation; returns false if MPI cannot take them as they are.
   bool open(Arrays& arrays, nb::handle send, nb::handle recv) const {
     arrays.in_place = in_place_ && send.is(library_.in_place);
     const bool sends = call_.sends() && !arrays.in_place, receives = call_.receives();

@@ -19,8 +19,8 @@ nb::object array(std::span<std::uint8_t> bytes, bool writable, const std::shared
   return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t>(bytes.data(), 1, &count, owner));
 }
 
-// The next step, or None: its index, room for its message, the scratch memory, and each message that it
-// reads. The arrays are of the engine's memory.
+// Return the next step, or None: its index, room for its message, the scratch memory, and each message that
+// it reads. The arrays are views of the engine's memory.
 nb::object take(const Run& run) {
   std::optional<Asked> asked;
   {
@@ -47,7 +47,7 @@ void answer(const Run& run, std::uint32_t step, std::size_t bytes, double second
   the_engine()->answer(*run, step, bytes, seconds);
 }
 
-// The same program with the codec of another step; `bounds` as of engine_program.
+// Return the same program with the codec of another step; `bounds` as in engine_program.
 ProgramHandle with_codec(const ProgramHandle& handle, const Encoder* encoder, int codec, std::uint32_t params,
                          const std::optional<std::vector<std::size_t>>& bounds) {
   const Program& program = *handle.program;

@@ -28,8 +28,8 @@ void within(const std::int32_t* values, std::size_t count, std::int64_t least, s
 
 using Ports = std::vector<std::tuple<double, double, double>>;
 
-// The arrays' columns are those of model::Steps. Returns the seconds that each rank works, the ports' credits
-// at the end, and the number of steps that never end.
+// Simulate steps given as columns, those of model::Steps. Returns the seconds that each rank works, the
+// ports' credits at the end, and the number of steps that never end.
 std::tuple<std::vector<double>, std::vector<double>, std::size_t> simulate_steps(
     const nb::list& columns, const std::vector<std::int32_t>& pool, const std::vector<std::int32_t>& cores,
     const Ports& ports, const std::vector<double>& options, nb::handle begins, nb::handle ends) {

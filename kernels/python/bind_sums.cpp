@@ -11,7 +11,7 @@ namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-// The memory of a list's objects, held for as long as this lives.
+// Memory of a list's objects, held for as long as this lives.
 class Buffers {
  public:
   Buffers(const nb::list& objects, bool writable) {
@@ -21,10 +21,11 @@ class Buffers {
   const Buffer& operator[](std::size_t i) const { return all_[i]; }
 
  private:
-  std::deque<Buffer> all_;  // which cannot be moved
+  std::deque<Buffer> all_;  // a deque, since buffers cannot be moved
 };
 
-// The first of the messages that is not whole, or not of this codec and these elements; None if all are.
+// Return the index of the first message that is not whole, or not of this codec and these elements; None if
+// all are.
 nb::object open_messages(const nb::list& messages, std::uint8_t codec, std::uint32_t params, int dtype,
                          const std::vector<std::uint64_t>& counts, bool crc) {
   const Buffers from(messages, false);
@@ -33,7 +34,7 @@ nb::object open_messages(const nb::list& messages, std::uint8_t codec, std::uint
   {
     nb::gil_scoped_release release;
     for (; i < from.size(); ++i) {
-      // Of any dtype: what is not floating-point has a header, too.
+      // Any dtype is checked: messages of other types than floats have a header, too.
       const Expected expected{codec, params, static_cast<DTypeCode>(dtype), counts[i]};
       if (!check_message(from[i].data(), from[i].bytes(), expected, crc)) break;
     }
@@ -41,8 +42,8 @@ nb::object open_messages(const nb::list& messages, std::uint8_t codec, std::uint
   return i < from.size() ? nb::cast(i) : nb::none();
 }
 
-// Decode each message, as many elements as its output has; returns how many of them, from the first, could
-// be. `stream`: past the caches where that is possible.
+// Decode each message, as many elements as its output has; returns how many messages, from the first, were
+// decoded. `stream`: past the caches where that is possible.
 std::size_t decode_many(const nb::list& messages, const nb::list& outs, int out_dtype, bool stream) {
   const DTypeCode type = float_dtype(out_dtype);
   const Buffers from(messages, false), to(outs, true);
@@ -57,7 +58,8 @@ std::size_t decode_many(const nb::list& messages, const nb::list& outs, int out_
   return from.size();
 }
 
-// The payloads of messages of n elements that can be added to elements of `dtype`; false if one cannot.
+// Find the payloads of messages of n elements that can be added to elements of `dtype`; returns false if one
+// cannot.
 bool payloads_of(const Buffers& messages, DTypeCode dtype, std::size_t n, std::vector<Payload>* payloads) {
   payloads->resize(messages.size());
   for (std::size_t i = 0; i < messages.size(); ++i)
@@ -70,7 +72,7 @@ int divisor(int ranks) {
   return ranks;
 }
 
-// Encode a sum; its bytes, or 0 if it must be done in separate steps. `own` is as it was then.
+// Encode a sum; returns its bytes, or 0 if it must be done in separate steps. `own` is then unchanged.
 std::size_t sum_encode(const Encoder& encoder, nb::handle own, int own_dtype, const nb::list& messages,
                        int ranks, int dtype, nb::handle out, nb::handle result, int result_dtype,
                        bool stream) {
@@ -95,8 +97,8 @@ std::size_t sum_encode(const Encoder& encoder, nb::handle own, int own_dtype, co
   return encode_sum(kernels(), encoder, sum, payloads, to.data());
 }
 
-// Write a sum as elements of `dtype`; false if it must be done in separate steps. Nothing has been written
-// then.
+// Write a sum as elements of `dtype`; returns false, with nothing written, if it must be done in separate
+// steps.
 bool sum_into(nb::handle own, int own_dtype, const nb::list& messages, int ranks, nb::handle out, int dtype,
               bool stream) {
   const DTypeCode own_type = float_dtype(own_dtype), type = float_dtype(dtype);

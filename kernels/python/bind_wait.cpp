@@ -1,4 +1,4 @@
-// Waiting for any of MPI's requests, and for somebody to ring, at a fraction of what that costs in Python.
+// Waiting for any of MPI's requests, and for a ring, at a fraction of the cost in Python.
 #include <nanobind/stl/vector.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-// MPI_Request_get_status: leaves the request as it is. Of its arguments see mpi_call.hpp.
+// MPI_Request_get_status, which leaves the request as it is. For its arguments see mpi_call.hpp.
 using GetStatus = int (*)(std::uint64_t, int*, void*);
 
 class Wait {
@@ -44,7 +44,7 @@ class Wait {
       for (const std::uint64_t request : requests) {
         const engine::InsideMpi inside;
         int done = 0;
-        // An error is told to whoever tests the request.
+        // The thread that tests the request gets its error.
         if (get_status_(request, &done, status.data()) || done) {
           backoff.found();
           return true;
@@ -56,11 +56,11 @@ class Wait {
     }
   }
 
-  // A thread wants the lock of the one that waits, or (-1) has it.
+  // Note that a thread wants the waiting thread's lock, or (-1) has got it.
   void want(int change) {
     wanted_.fetch_add(change);
     std::uint64_t count = 1;
-    // Where that fails the bell has rung already, or another thread has read it: there is no more to do.
+    // If this fails, the bell has rung already, or another thread has read it: there is no more to do.
     const ssize_t moved =
         change > 0 ? write(bell_, &count, sizeof(count)) : read(bell_, &count, sizeof(count));
     static_cast<void>(moved);
@@ -69,14 +69,15 @@ class Wait {
  private:
   GetStatus get_status_;
   std::atomic<int> wanted_ = 0;
-  int bell_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // ends the sleep of the thread that waits
+  int bell_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);  // ends the waiting thread's sleep
 };
 
-// What a background thread sleeps on. To wake a thread costs whoever does it more than to start an operation:
-// so for some time after a ring the thread looks for the next one by itself, without the interpreter's lock.
+// Alarm on which a background thread sleeps. Waking a thread costs the caller more than starting an
+// operation: so for some time after a ring the thread looks for the next one by itself, without the
+// interpreter's lock.
 class Alarm {
  public:
-  // Seconds between such looks, and for how long it looks after a ring.
+  // `doze`: seconds between such looks; `dozing`: seconds for which the thread looks after a ring.
   Alarm(double doze, double dozing) : doze_(doze), dozing_(dozing) {}
 
   // Have `wait` return, soon where the thread dozes, now where it sleeps.
@@ -93,7 +94,7 @@ class Alarm {
     wake_.notify_one();
   }
 
-  // Sleep until somebody rings, for so many seconds at most; whether somebody has. One thread does so.
+  // Sleep until the alarm rings, for so many seconds at most; returns whether it has. One thread calls this.
   bool wait(double seconds) {
     nb::gil_scoped_release release;
     const double until = engine::now() + seconds, dozing_until = std::min(until, rung_at_ + dozing_);

@@ -1,4 +1,4 @@
-// What Python has watched: operations that MPI may not come back from.
+// Operations that Python has watched, since MPI may not come back from them.
 #include <string>
 
 #include "engine/waiting/watchdog.hpp"
@@ -8,7 +8,7 @@ namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-// An operation, whose name is written out only if it is needed; see Name in
+// A watched operation. Its name is written out only if it is needed; see Name in
 // hybridcomp/collectives/execution/completion.py.
 class WatchedOperation : public engine::Watched {
  public:

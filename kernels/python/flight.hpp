@@ -1,4 +1,4 @@
-// What an operation on plain arrays is learnt as, and what is left of one that was posted.
+// Kinds of operations on plain arrays that were learnt, and operations that were posted and have not ended.
 #pragma once
 
 #include <array>
@@ -21,13 +21,13 @@ using Post = int (*)(std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
 using Test = int (*)(void*, int*, void*);
 using Release = std::optional<nb::gil_scoped_release>;
 
-// What every operation needs of MPI and NumPy, and of the caller.
+// Objects of MPI, NumPy and the caller that every operation needs.
 struct Library {
   Test test;
   nb::object array, in_place, error;
   std::uint64_t in_place_address;
   nb::object callers;  // a set: while it has members, MPI may call Python
-  nb::object begun;    // a deque: takes what was begun and nobody waits for yet
+  nb::object begun;    // a deque: gets the requests that were begun and that no thread waits for yet
   double begins_for;   // seconds that the engine computes before a start returns
   nb::object dtype = nb::str("dtype"), append = nb::str("append");  // names of attributes
 
@@ -42,15 +42,15 @@ inline double seconds_since(Clock::time_point began) {
 struct Kind {
   nb::object dtype;
   std::size_t alignment = 1, send = 0, recv = 0;  // bytes
-  nb::object note;                                // of the caller; None if such arrays are not for this
+  nb::object note;                                // the caller's; None if this path does not take such arrays
   Slots slots{};
-  std::optional<engine::ProgramHandle> program;  // of the engine, in place of MPI's function
+  std::optional<engine::ProgramHandle> program;  // the engine's, in place of MPI's function
   std::uint64_t calls = 0;
   double seconds = 0;
   engine::Tally tally;
 };
 
-// A plain array's memory while this lives.
+// Memory of a plain array, held while this lives.
 class View {
  public:
   ~View() {
@@ -60,7 +60,7 @@ class View {
   View(const View&) = delete;
   View& operator=(const View&) = delete;
 
-  // False if it is not contiguous, or must be and is not writable.
+  // Open an array; returns false if it is not contiguous, or must be writable and is not.
   bool open(nb::handle array, bool writable) {
     held_ = PyObject_GetBuffer(array.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) == 0;
     if (!held_) PyErr_Clear();
@@ -76,7 +76,7 @@ class View {
   bool held_ = false;
 };
 
-// What an operation is given.
+// Arrays that an operation is given.
 struct Arrays {
   View from, to;
   nb::object dtype;
@@ -89,11 +89,11 @@ struct Posted {
   std::uint64_t request = 0;
   std::shared_ptr<engine::Execution> execution;
   Clock::time_point began = Clock::now();
-  void* status = nullptr;  // MPI's, of a receive
+  void* status = nullptr;  // MPI's status of a receive
   bool done = false;
 };
 
-// The same for Python, which waits for it; see hybridcomp/collectives/operations/fast_path.py.
+// A posted operation for Python, which waits for it; see hybridcomp/collectives/operations/fast_path.py.
 class Flight {
  public:
   Flight() = default;

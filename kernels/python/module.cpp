@@ -41,7 +41,7 @@ NB_MODULE(_kernels, m) {
   if (!count)
     throw nb::import_error(
         "they were compiled for another processor alone; `make build`, or pip, compiles them for all");
-  // The progress engine keeps what MPI may still write to until the process has gone.
+  // The progress engine keeps memory that MPI may still write to until the process has gone.
   nb::set_leak_warnings(false);
   m.doc() = "Compiled CPU kernels of hybridcomp. Buffers are anything with the buffer protocol.";
   m.def("crc32c", &crc32c, "data"_a, "init"_a = 0);

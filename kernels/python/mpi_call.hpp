@@ -1,9 +1,9 @@
 // One of MPI's non-blocking operations: posted, and polled for a moment, at the cost of a few comparisons.
 //
-// The module is not linked with MPI, of which every process has its own: Python tells where its functions
-// are. All their arguments are integers or pointers, in an order that the standard sets. A handle is an int
-// in one MPI and a pointer in another; the calling conventions of x86-64 and AArch64 pass either in a slot of
-// eight bytes, and do not mind slots after the last argument.
+// The module is not linked with MPI, of which every process has its own: Python passes the functions'
+// addresses. All their arguments are integers or pointers, in an order that the standard sets. A handle is an
+// int in one MPI and a pointer in another; the calling conventions of x86-64 and AArch64 pass either in a
+// slot of eight bytes, and do not mind slots after the last argument.
 #pragma once
 
 #include <array>
@@ -21,12 +21,12 @@
 
 namespace hybridcomp {
 
-constexpr int kSpins = 12;         // looks that do not give way
+constexpr int kSpins = 12;         // looks before the thread gives way
 constexpr double kWaiting = 5e-3;  // seconds until the engine takes over
 constexpr engine::Pace kPace{.yielding = 300e-6, .least = 20e-6, .most = 1e-3, .share = 1.0 / 16};
 constexpr std::size_t kBrief = 1 << 17;  // bytes that are moved before others may have the interpreter
 
-// MPI's function, and where its arguments are that differ from call to call.
+// MPI's function, and the positions of its arguments that differ from call to call.
 class MpiCall {
  public:
   // `name` is the operation, for error messages, and `timeout` the seconds that it may take.
@@ -50,8 +50,8 @@ class MpiCall {
   // Watch this thread while it posts and settles the operation.
   engine::WatchedThread watched() const { return {name_, engine::now() + timeout_}; }
 
-  // Post an operation, by the engine without the interpreter's lock, where it computes for so many seconds;
-  // MPI's error.
+  // Post an operation; returns MPI's error. The engine must be called without the interpreter's lock, and
+  // computes for so many seconds.
   int post(Posted& posted, const Arrays& arrays, std::shared_ptr<Kind>&& kind, const engine::Envelope* ends,
            double seconds) const {
     posted.kind = std::move(kind);
@@ -74,7 +74,7 @@ class MpiCall {
     return post_(slots[0], slots[1], slots[2], slots[3], slots[4], slots[5], slots[6], slots[7]);
   }
 
-  // Poll what was posted until it has ended, for so many seconds at most; MPI's error.
+  // Poll a posted operation until it has ended, for so many seconds at most; returns MPI's error.
   int settle(Posted& posted, double seconds, Release& release) const {
     int done = 0, code = 0;
     if (posted.execution) {
@@ -118,7 +118,7 @@ class MpiCall {
     return posted;
   }
 
-  // Whether others may have the interpreter from the start.
+  // Whether other threads may have the interpreter from the start.
   bool lengthy(const Arrays& arrays, const Kind& kind) const {
     return kind.program || arrays.from.bytes() + arrays.to.bytes() > kBrief || library_.calls_python();
   }

@@ -1,4 +1,4 @@
-// What Python holds of the engine.
+// Objects of the engine that Python holds.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace hybridcomp::engine {
 
-// The process's engine, which ends with the process: operations in flight may outlast the interpreter.
+// Return the process's engine, which ends with the process: operations in flight may outlast the interpreter.
 Engine* the_engine();
 
 // An operation in flight, and the Python objects whose memory it uses.

@@ -8,8 +8,8 @@
 
 namespace hybridcomp {
 
-// What encoder and decoder must agree on. Indices of elements are those of the whole message: random numbers
-// are drawn by them.
+// Format that encoder and decoder must agree on. Indices of elements count over the whole message, since
+// random numbers are drawn by them.
 struct BlockFormat {
   std::uint32_t block;
   int bits;        // 8, 4 or 2
@@ -20,7 +20,7 @@ struct BlockFormat {
 
 constexpr std::uint32_t kMaxHadamard = 2048;
 
-// Where a message's scales and packed integers of some blocks begin.
+// Pointers to a message's scales and packed integers of some blocks.
 struct BlockPart {
   const std::uint8_t* scales;
   const std::uint8_t* packed;

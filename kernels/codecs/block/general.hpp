@@ -10,12 +10,12 @@ namespace hybridcomp::HC_ISA {
 namespace {
 
 template <int Bits>
-constexpr int limit_of() {  // of symmetric integers: -limit .. limit
+constexpr int limit_of() {  // symmetric integers lie in -limit .. limit
   return (1 << (Bits - 1)) - 1;
 }
 
 template <int Bits>
-constexpr std::size_t bytes_of(std::size_t m) {  // of the integers of a block of m
+constexpr std::size_t bytes_of(std::size_t m) {  // bytes of the packed integers of a block of m
   return (m + 8 / Bits - 1) / (8 / Bits);
 }
 
@@ -69,7 +69,7 @@ void stages(T* x, std::size_t n, std::size_t from) {
   }
 }
 
-// All stages of n (a power of two) values in place.
+// Do all stages of n (a power of two) values in place.
 inline void transform(float* x, std::size_t n) {
   if (n < 16) return stages(x, n, 1);
   for (std::size_t i = 0; i < n; i += 16) {
@@ -111,7 +111,7 @@ struct GeneralEncoder {
   const BlockFormat& format;
   const bool stochastic;
 
-  // Integers of `len` values from index `first`.
+  // Quantize `len` values, from index `first` on, to integers `q`.
   void integers(const T* __restrict x, std::size_t len, std::uint64_t first, T offset, T inverse,
                 std::int32_t* __restrict q) const {
     const T half = format.symmetric ? T(1) : T(0.5);
@@ -122,7 +122,7 @@ struct GeneralEncoder {
         q[i] = static_cast<std::int32_t>(quantized(x[i] * half - offset, inverse));
       return;
     }
-    // A stream of its own: the transform's signs take the seed's.
+    // The rounding has its own random stream: the transform's signs draw from the seed's.
     const std::uint64_t seed = format.seed + 1;
     for (std::size_t i = 0; i < len;) {
       const std::uint64_t index = first + i;
@@ -137,7 +137,7 @@ struct GeneralEncoder {
     }
   }
 
-  // The scale (and offset) of a block by its limits; returns offset and inverse.
+  // Write the scale (and offset) of a block, found from its limits; returns offset and inverse.
   AffineScale<T> scale_of(typename Real<T>::Bits peak, typename Real<T>::Signed low,
                           typename Real<T>::Signed high) const {
     if (!format.symmetric)
@@ -153,7 +153,7 @@ struct GeneralEncoder {
     std::int32_t fields[kParts][kPiece];
     for (std::size_t at = 0; at < n; at += format.block) {
       const std::size_t m = smaller(format.block, n - at);
-      // The whole block where it fits a tile; else tile by tile, twice.
+      // The whole block is read at once where it fits a tile; else it is read tile by tile, twice.
       const T* whole = m <= kTile ? view<D>(src + at * kSize, m, buffer) : nullptr;
       const bool turn = format.hadamard && m == format.block;
       typename Real<T>::Bits peak = 0;
@@ -172,7 +172,7 @@ struct GeneralEncoder {
         peak = p > peak ? p : peak;
         if (!format.symmetric) range_of(x, len, &low, &high);
       }
-      if (turn && peak < Hadamard<T>::kSmallestTransformed) {  // all of it zero
+      if (turn && peak < Hadamard<T>::kSmallestTransformed) {  // the whole block is taken for zero
         peak = 0;
         low = high = 0;
       }
@@ -214,7 +214,7 @@ template <typename T, int Bits>
 struct GeneralDecoder {
   const BlockFormat& format;
 
-  // Values begin .. begin + len of a block of m.
+  // Decode values begin .. begin + len of a block of m.
   void values(const std::uint8_t* q, std::size_t m, T scale, T offset, std::size_t begin, std::size_t len,
               T* __restrict out) const {
     const std::size_t bytes = bytes_of<Bits>(m);

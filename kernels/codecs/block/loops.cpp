@@ -14,7 +14,7 @@ void quantize8(const T* __restrict x, std::size_t m, T inverse, std::uint8_t* __
   for (std::size_t i = 0; i < n; ++i) q[i] = static_cast<std::uint8_t>(quantized(x[i], inverse));
 }
 
-// `low` and `high` hold the values of the low and the high nibbles of m bytes.
+// Quantize values to m bytes of nibbles: `low` for the low nibbles, `high` for the high ones.
 template <typename T, std::size_t N>
 void quantize4(const T* __restrict low, const T* __restrict high, std::size_t m, T inverse,
                std::uint8_t* __restrict q) {
@@ -24,7 +24,7 @@ void quantize4(const T* __restrict low, const T* __restrict high, std::size_t m,
                         static_cast<std::int32_t>(quantized(high[i], inverse)));
 }
 
-// `quarters` hold the values of the four fields of m bytes.
+// Quantize values to m bytes of four 2-bit fields: field f of byte i from x[f * quarter + i].
 template <typename T, std::size_t N>
 void quantize2(const T* __restrict x, std::size_t quarter, std::size_t m, T inverse,
                std::uint8_t* __restrict q) {
@@ -62,8 +62,9 @@ void quantize_values(const T* x, std::size_t m, T inverse, std::uint8_t* q) {
   }
 }
 
-// Quantize m <= kTile values: whole blocks, the last of which may be short. All peaks first, then all scales,
-// then all integers: one block after another would wait for each block's maximum and divisions in turn.
+// Quantize m <= kTile values: whole blocks, the last of which may be short. All peaks are found first, then
+// all scales, then all integers: one block after another would wait for each block's maximum and divisions in
+// turn.
 template <typename T, int Bits>
 void quantize_tile(const T* x, std::size_t m, std::size_t block, std::uint8_t* scales, std::uint8_t* q) {
   typename Real<T>::Bits peaks[kTile / kMinBlock];
@@ -83,7 +84,7 @@ void quantize_tile(const T* x, std::size_t m, std::size_t block, std::uint8_t* s
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::size_t len = smaller(block, m - b * block);
     const std::size_t bytes = bytes_of<Bits>(len);
-    // The next tile comes from memory while this one is computed, and not while its peaks are read.
+    // The next tile is fetched from memory while this one is computed, and not while its peaks are read.
     if (len == kUsualBlock) prefetch_ahead(x + b * block, kUsualBlock * sizeof(T), m * sizeof(T));
     if (inverse[b] == T(0))  // zero or not finite
       std::memset(q, 0, bytes);
@@ -95,7 +96,7 @@ void quantize_tile(const T* x, std::size_t m, std::size_t block, std::uint8_t* s
   }
 }
 
-// Blocks of at most a tile.
+// Quantize n elements in blocks of at most a tile.
 template <DTypeCode D, int Bits>
 void quantize_all(const std::uint8_t* src, std::size_t n, std::size_t block, std::uint8_t* scales,
                   std::uint8_t* q) {
@@ -134,7 +135,7 @@ void quantize(const void* src, DTypeCode dtype, std::size_t n, std::uint64_t fir
     quantize_bits<2>(from, dtype, n, first, format, stochastic, scales, packed);
 }
 
-// Values first .. first + len of a block of m into `out`.
+// Decode values first .. first + len of a block of m into `out`.
 template <typename T, int Bits, std::size_t N, bool Add>
 void dequantize_values(const std::uint8_t* __restrict q, std::size_t m, T scale, std::size_t first,
                        std::size_t len, T* __restrict out) {
@@ -184,7 +185,7 @@ void dequantize_direct(const std::uint8_t* scales, const std::uint8_t* q, std::s
   }
 }
 
-// Into another type than the message's own, or unaligned memory: through a buffer, tile by tile.
+// Decode to another type than the message's own, or to unaligned memory: through a buffer, tile by tile.
 template <typename T, int Bits, DTypeCode D>
 void dequantize_buffered(const std::uint8_t* scales, const std::uint8_t* q, std::size_t n, std::size_t block,
                          std::uint8_t* out, bool add) {

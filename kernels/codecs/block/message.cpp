@@ -34,7 +34,7 @@ std::size_t payload_bytes(std::size_t n, DTypeCode dtype, const BlockFormat& for
          packed_bytes(n, format.block, format.bits);
 }
 
-// Write a message whose elements encode(at, m, scales, packed) encodes.
+// Write a message, encoding elements at .. at + m by encode(at, m, scales, packed).
 template <typename Encode>
 std::size_t write_quantized(const Kernels& k, DTypeCode dtype, std::size_t n, const BlockFormat& format,
                             CodecId id, int threads, std::uint8_t* out, Encode encode) {
@@ -49,7 +49,8 @@ std::size_t write_quantized(const Kernels& k, DTypeCode dtype, std::size_t n, co
       [&](std::size_t e) { return packed_bytes(e, format.block, format.bits); }, encode);
 }
 
-// 0 if its messages are of other blocks, or of ones too long for that.
+// Encode a sum of messages, tile by tile; returns the bytes, or 0 if its messages have other blocks than
+// `format`, or too long ones.
 std::size_t quantize_sum(const Kernels& k, const Sum& sum, const BlockFormat& format, bool stochastic,
                          CodecId id, int threads, std::uint8_t* out) {
   const DTypeCode dtype = sum.dtype;
@@ -72,7 +73,7 @@ std::size_t quantize_sum(const Kernels& k, const Sum& sum, const BlockFormat& fo
       });
 }
 
-// Where the sections of a checked payload begin.
+// Sections of a checked payload.
 struct View {
   BlockFormat format;
   const std::uint8_t* scales;
@@ -85,7 +86,7 @@ int view(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::s
   BlockFormat format;
   const int status = read_prefix(payload, bytes, bits, &format);
   if (status != kOk) return status;
-  // First of all before n enters any arithmetic that could overflow.
+  // This check comes before n enters any arithmetic that could overflow.
   if (n / static_cast<std::size_t>(8 / bits) > bytes || bytes != payload_bytes(n, dtype, format))
     return kBadLength;
   const std::uint8_t* const scales = payload + prefix_bytes(format);

@@ -1,4 +1,4 @@
-// Messages of the block quantizers, as far as others use them.
+// Functions of the block quantizers' messages that other files use.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ constexpr bool valid_format(const BlockFormat& f) {
   return valid_block(f.block) && (!f.hadamard || (power_of_two && f.block <= kMaxHadamard));
 }
 
-// The encoder of a valid format.
+// Return the encoder of a valid format.
 Encoder quantize_encoder(const BlockFormat& format, bool stochastic, CodecId id);
 
 // Bytes of the scales (and offsets) of so many blocks.

@@ -1,5 +1,5 @@
 // The forms of the codec `bounded` that code integers one by one, not in blocks' bit planes: payloads from
-// the prefix on. rows.cpp and huffman.hpp say what they hold.
+// the prefix on. rows.cpp and huffman.hpp specify them.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace hybridcomp {
 constexpr std::uint32_t kMostRow = 1024;        // elements of a row
 constexpr std::uint32_t kHuffmanChunk = 32768;  // elements that share a Huffman code
 
-// What a message of n elements holds after its prefix.
+// Payload of a message of n elements, from the end of its prefix on.
 struct BoundedPayload {
   const std::uint8_t* data;
   std::size_t bytes;
@@ -22,7 +22,7 @@ struct BoundedPayload {
   double bound;
 };
 
-// Where decoded elements go.
+// Destination of decoded elements.
 struct BoundedOut {
   std::uint8_t* data;
   DTypeCode dtype;
@@ -31,11 +31,11 @@ struct BoundedOut {
   BoundedOut at(std::size_t element) const { return {data + element * size_of(dtype), dtype, add}; }
 };
 
-// `unit` is the prefix's `block`: elements of a row, or of a chunk.
+// Functions of a coder. `unit` is the prefix's `block`: elements of a row, or of a chunk.
 struct BoundedCoder {
   bool (*takes)(std::uint32_t unit);
 
-  // The least bytes of n elements, whatever they are, and the most.
+  // The fewest bytes that any n elements take, and the most.
   std::size_t (*least)(std::size_t n, std::uint32_t unit);
   std::size_t (*most)(std::size_t n, DTypeCode dtype, std::uint32_t unit);
 
@@ -43,7 +43,8 @@ struct BoundedCoder {
   std::size_t (*encode)(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                         double bound, std::uint32_t unit, int threads, std::uint8_t* out);
 
-  // Check what is at least as long as the least: a Status. Bits of a Huffman code the decoder checks.
+  // Check a payload that has at least the least bytes: a Status. The bits of a Huffman code are checked by
+  // the decoder.
   int (*check)(const std::uint8_t* data, std::size_t bytes, DTypeCode dtype, std::size_t n,
                std::uint32_t unit);
 

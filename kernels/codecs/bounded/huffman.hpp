@@ -10,7 +10,8 @@
 //           canonical (huffman_code.hpp) and complete.
 //   kind 2  one element, which is all of them
 //
-// Integers that are more than 1024 off the middle one of a sample are kept: symbols are 2048 at most.
+// Elements whose integers are more than 1024 off the middle one of a sample are kept: there are 2048 symbols
+// at most.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +26,7 @@ namespace hybridcomp::huffman {
 
 constexpr std::size_t kChunk = kHuffmanChunk;
 constexpr std::size_t kStreams = 4;
-constexpr std::size_t kIntegers = kMostSymbols - 1;  // symbols but for kept ones
+constexpr std::size_t kIntegers = kMostSymbols - 1;  // most symbols that stand for integers
 enum Kind : std::uint8_t { kPlain = 0, kCoded = 1, kOne = 2 };
 
 struct HuffmanHead {
@@ -33,14 +34,14 @@ struct HuffmanHead {
   std::uint8_t reserved;   // zero
   std::uint16_t symbols;   // 1 .. 2048
   std::int32_t first;      // the integer of symbol 0
-  std::uint32_t bytes[3];  // of all streams but the last
+  std::uint32_t bytes[3];  // bytes of all streams but the last
   std::uint32_t kept;      // elements
 };
 static_assert(sizeof(HuffmanHead) == 24, "the head of a chunk is 24 bytes on the wire");
 
 inline std::size_t table_bytes(std::size_t symbols) { return symbols / 2 + 1; }
 
-// Where stream s of m elements begins.
+// First element of stream s of m elements.
 inline std::size_t stream_begin(std::size_t m, std::size_t s) {
   return std::min(m, s * blocks_of(m, kStreams));
 }

@@ -5,13 +5,13 @@
 namespace hybridcomp {
 namespace {
 
-constexpr std::uint32_t kSymbolBits = 12;  // of a key by which counts are sorted
+constexpr std::uint32_t kSymbolBits = 12;  // low bits of a sort key (count, symbol)
 
-// Depths in a Huffman tree of `used` ascending weights, at least two, with those of equal weight in their
-// order. The two smallest of leaves and inner nodes are joined: both are ascending queues.
+// Write the depths in a Huffman tree of `used` ascending weights, at least two; equal weights keep their
+// order. Each step joins the two smallest of leaves and inner nodes: both are ascending queues.
 void tree_depths(const std::uint32_t* weights, std::size_t used, std::uint8_t* depths) {
   std::uint32_t inner[kMostSymbols];
-  std::uint16_t parents[2 * kMostSymbols];  // of leaves, then of inner nodes
+  std::uint16_t parents[2 * kMostSymbols];  // parents of leaves, then of inner nodes
   std::size_t leaf = 0, oldest = 0, nodes = 0;
   const auto smallest = [&]() -> std::size_t {
     return oldest == nodes || (leaf < used && weights[leaf] <= inner[oldest]) ? leaf++ : used + oldest++;
@@ -29,9 +29,9 @@ void tree_depths(const std::uint32_t* weights, std::size_t used, std::uint8_t* d
   for (std::size_t i = 0; i < used; ++i) depths[i] = static_cast<std::uint8_t>(inner_depths[parents[i]] + 1);
 }
 
-// Change how many codes there are of each number of bits until they are complete: those that were cut to
-// kMostCodeBits take more room than there is, which the longest of the others make by a bit more; what is
-// then left over, the longest take.
+// Change how many codes there are of each number of bits until they are complete. Codes that were cut to
+// kMostCodeBits take more room than there is: the longest of the others become a bit longer to make it. Room
+// that is then left over goes to the longest codes, which become a bit shorter.
 void complete(std::uint32_t* many) {
   std::uint32_t sum = 0;
   for (std::uint32_t b = 1; b <= kMostCodeBits; ++b) sum += many[b] << (kMostCodeBits - b);

@@ -9,7 +9,7 @@ namespace {
 
 using namespace huffman;
 
-// What a coded chunk holds, checked but for the bits of its streams.
+// Parts of a coded chunk, checked but for the bits of its streams.
 struct Chunk {
   HuffmanHead head;
   std::uint8_t bits[kMostSymbols];
@@ -53,10 +53,10 @@ int check_chunk(const std::uint8_t* data, std::size_t bytes, std::size_t m, std:
 
 struct BitReader {
   const std::uint8_t* data;
-  std::size_t readable;  // bytes, of whatever they are
+  std::size_t readable;  // bytes that may be read, past the stream too
   std::size_t bit;
 
-  // At least 57 bits from here on, zeros after what is readable.
+  // Return at least 57 bits from here on, zeros after the readable bytes.
   std::uint64_t look() const {
     const std::size_t at = bit / 8;
     std::uint64_t bits = 0;
@@ -68,7 +68,7 @@ struct BitReader {
   }
 };
 
-// The symbols of m elements; a Status.
+// Decode the symbols of m elements; returns a Status.
 int get_symbols(const Chunk& c, std::size_t m, std::uint16_t* symbols) {
   std::uint16_t table[kCodeStates];
   decoding_table(c.bits, c.head.symbols + std::size_t(1), table);
@@ -122,7 +122,7 @@ int decode_coded(const Kernels& k, const std::uint8_t* data, std::size_t bytes, 
   alignas(64) std::int32_t q[kBoundedTile];
   for (std::size_t at = 0; at < m;) {
     const std::size_t end = std::min(at + kBoundedTile, m);
-    std::size_t next = end;  // of kept elements
+    std::size_t next = end;  // index of the next kept element
     if (chunk.head.kept)
       next = static_cast<std::size_t>(std::find(symbols + at, symbols + end, chunk.head.symbols) - symbols);
     for (std::size_t i = at; i < next; ++i) q[i - at] = static_cast<std::int32_t>(first + symbols[i]);
@@ -160,7 +160,7 @@ std::size_t chunk_bytes(const std::uint8_t* data, std::size_t chunk) {
   return bytes;
 }
 
-// Whether the chunks make the payload.
+// Whether the chunks' lengths add up to the payload's.
 bool adds_up(const std::uint8_t* data, std::size_t bytes, std::size_t n) {
   std::size_t sum = lengths_bytes(n);
   for (std::size_t c = 0; c < blocks_of(n, kChunk); ++c) sum += chunk_bytes(data, c);

@@ -8,7 +8,7 @@ namespace {
 constexpr std::size_t kSample = 255;
 constexpr std::size_t kBeyond = 8;  // bytes that are written past a stream
 
-// The integer that is in the middle of a sample of the first tile's.
+// Return the middle integer of a sample of the first tile's.
 std::int32_t middle_of(const std::int32_t* q, std::size_t m) {
   std::int32_t sample[kSample];
   std::size_t found = 0;
@@ -20,7 +20,7 @@ std::int32_t middle_of(const std::int32_t* q, std::size_t m) {
   return sample[found / 2];
 }
 
-// The symbols of a chunk, those of kept elements kIntegers, and how often each comes.
+// Symbols of a chunk, kIntegers for kept elements, and how often each comes.
 struct Symbols {
   std::uint16_t of[kChunk];
   std::uint32_t counts[kMostSymbols] = {};
@@ -94,7 +94,7 @@ std::size_t encode_chunk(const Kernels& k, const std::uint8_t* src, DTypeCode dt
     return 1 + m * size;
   };
 
-  // Those from the first to the last that comes, and kept ones after them.
+  // The code has the symbols from the first to the last that comes, and "kept" after them.
   std::size_t low = 0, high = kIntegers;
   while (low < high && !symbols.counts[low]) ++low;
   while (high > low && !symbols.counts[high - 1]) --high;
@@ -118,7 +118,7 @@ std::size_t encode_chunk(const Kernels& k, const std::uint8_t* src, DTypeCode dt
 
   std::uint16_t canonical[kMostSymbols];
   canonical_codes(bits, many + 1, canonical);
-  std::uint32_t codes[kMostSymbols];  // by symbols of the chunk, with their bits
+  std::uint32_t codes[kMostSymbols];  // by symbol of the chunk: its code, and the code's bits
   for (std::size_t s = 0; s < many; ++s)
     codes[low + s] = static_cast<std::uint32_t>(canonical[s]) << 4 | bits[s];
   codes[kIntegers] = static_cast<std::uint32_t>(canonical[many]) << 4 | bits[many];
@@ -150,7 +150,7 @@ std::size_t encode(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, s
   const std::size_t size = size_of(dtype);
   std::uint8_t* const data = out + lengths_bytes(n);
 
-  // Each range of chunks has room for all of it as it is; what is left free is closed afterwards.
+  // Each range of chunks has room for all its elements as they are; gaps are closed afterwards.
   std::size_t begins[kMaxThreads], bytes[kMaxThreads];
   const int ranges = ranges_of(n, kChunk, threads);
   split(n, kChunk, ranges, [&](int r, std::size_t begin, std::size_t end) {

@@ -15,7 +15,7 @@ struct Ints {
   alignas(64) std::int32_t v[kB];
 };
 
-// The integers of a full block of elements; returns whether every value holds (if no integer is too large).
+// Quantize a full block of elements to integers; returns whether every value holds (no integer is too large).
 template <DTypeCode D>
 inline bool integers_of(const std::uint8_t* src, const BoundedStep<ComputeOf<D>>& step, Ints* q) {
   using T = ComputeOf<D>;
@@ -30,7 +30,7 @@ inline bool integers_of(const std::uint8_t* src, const BoundedStep<ComputeOf<D>>
   return holds;
 }
 
-// The first integer is left out of the differences: d[0] = 0.
+// Write the differences of neighbours. The first integer is left out of them: d[0] = 0.
 inline void differences_of(const Ints& q, Ints* d) {
   d->v[0] = 0;
   for (std::size_t i = 1; i < kB; ++i)
@@ -44,7 +44,7 @@ inline std::uint32_t delta_spread(const Ints& d) {
   return sum;
 }
 
-// The spreads of all integers, and of the first kBoundedSample differences.
+// Find the spreads of all integers, and of the first kBoundedSample differences.
 inline void spreads_of(const Ints& q, std::uint32_t* plain, std::uint32_t* sample) {
   std::uint32_t a = 0, b = 0;
   for (std::size_t i = 0; i < kB; ++i) a |= bounded_spread(q.v[i]);
@@ -69,7 +69,7 @@ inline void sum_up(Ints* q, std::int32_t first) {
 
 #if defined(__AVX2__)
 
-// Bytes to eight planes of 8 bytes: bit i of plane p is bit p of byte i.
+// Turn 64 bytes into eight planes of 8 bytes: bit i of plane p is bit p of byte i.
 inline void bytes_to_planes(const std::uint8_t* bytes, std::uint8_t* planes) {
   __m256i low = _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes));
   __m256i high = _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes + 32));
@@ -99,7 +99,7 @@ inline void planes_to_bytes(const std::uint8_t* planes, std::uint8_t* bytes) {
 
 #else
 
-// An 8 x 8 matrix of bits, a row a byte: swap rows and columns, in blocks of 1, 2 and 4 bits.
+// Transpose an 8 x 8 matrix of bits, a row a byte: rows and columns are swapped in blocks of 1, 2 and 4 bits.
 inline std::uint64_t transposed(std::uint64_t x) {
   std::uint64_t t = (x ^ (x >> 7)) & 0x00AA00AA00AA00AAull;
   x ^= t ^ (t << 7);
@@ -129,7 +129,7 @@ inline void planes_to_bytes(const std::uint8_t* planes, std::uint8_t* bytes) {
 
 #endif
 
-// Write `planes` bit planes, and whatever completes their last group of eight.
+// Write `planes` bit planes, and bytes that complete their last group of eight.
 inline void put_planes(const Ints& q, std::uint32_t planes, std::uint8_t* out) {
   alignas(64) std::uint8_t bytes[kB];
   for (std::uint32_t low = 0; low < planes; low += 8, out += kGroupBytes) {
@@ -139,7 +139,7 @@ inline void put_planes(const Ints& q, std::uint32_t planes, std::uint8_t* out) {
   }
 }
 
-// Groups of eight planes as bytes, to signed integers of `planes` bits: in one pass, from registers.
+// Join groups of eight planes, as bytes, to signed integers of `planes` bits: in one pass, from registers.
 template <std::size_t Groups>
 inline void join_groups(const std::uint8_t bytes[][kB], std::uint32_t planes, Ints* q) {
   for (std::size_t i = 0; i < kB; ++i) {
@@ -149,7 +149,8 @@ inline void join_groups(const std::uint8_t bytes[][kB], std::uint32_t planes, In
   }
 }
 
-// Read `planes` bit planes (0 .. 31) as signed integers; also reads what completes their last group of eight.
+// Read `planes` bit planes (0 .. 31) as signed integers; also reads the bytes that complete their last group
+// of eight.
 inline void get_planes(const std::uint8_t* in, std::uint32_t planes, Ints* q) {
   if (!planes) {
     std::memset(q->v, 0, sizeof(q->v));

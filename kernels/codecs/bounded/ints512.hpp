@@ -1,5 +1,4 @@
-// What ints.hpp does, with AVX-512: the integers of a block are four registers, a bit plane is a
-// mask.
+// AVX-512 version of ints.hpp: the integers of a block are four registers, a bit plane is a mask.
 #pragma once
 
 #include "codecs/common/tile.hpp"
@@ -31,12 +30,12 @@ inline __m512 stored(__m512 y) {
   }
 }
 
-// The integers of a full block of elements; returns whether every value holds (if no integer is too large).
-// An integer that does not fit, or of NaN, becomes INT32_MIN, which is too large: what else comes of NaN is
-// void.
+// Quantize a full block of elements to integers; returns whether every value holds (no integer is too large).
+// An integer that does not fit, or of NaN, becomes INT32_MIN, which is too large: other results of NaN are
+// not used.
 template <DTypeCode D>
 inline bool integers_of(const std::uint8_t* src, const BoundedStep<ComputeOf<D>>& step, Ints* q) {
-  constexpr int kLargerMagnitude = 0x0B;  // of VRANGE: the larger magnitude, as a positive number
+  constexpr int kLargerMagnitude = 0x0B;  // VRANGE's immediate: the larger magnitude, as a positive number
   if constexpr (D == kFloat64) {
     const __m512d inverse = _mm512_set1_pd(step.inverse), size = _mm512_set1_pd(step.step);
     __m512d worst = _mm512_setzero_pd();
@@ -65,7 +64,7 @@ inline bool integers_of(const std::uint8_t* src, const BoundedStep<ComputeOf<D>>
   }
 }
 
-// The first integer is left out of the differences: d[0] = 0.
+// Write the differences of neighbours. The first integer is left out of them: d[0] = 0.
 inline void differences_of(const Ints& q, Ints* d) {
   __m512i before = _mm512_broadcastd_epi32(_mm512_castsi512_si128(q.v[0]));
   for (int i = 0; i < 4; ++i) {
@@ -90,8 +89,8 @@ inline std::uint32_t delta_spread(const Ints& d) {
   return static_cast<std::uint32_t>(_mm512_reduce_or_epi32(spread_of(d)));
 }
 
-// The spreads of all integers, and of the first kBoundedSample differences: both "or"s of sixteen lanes at
-// once.
+// Find the spreads of all integers, and of the first kBoundedSample differences: both "or"s of sixteen lanes
+// at once.
 inline void spreads_of(const Ints& q, std::uint32_t* plain, std::uint32_t* sample) {
   const __m512i first = _mm512_broadcastd_epi32(_mm512_castsi512_si128(q.v[0]));
   const __m512i d = _mm512_sub_epi32(q.v[0], _mm512_alignr_epi32(q.v[0], first, 15));
@@ -123,7 +122,7 @@ inline void sum_up(Ints* q, std::int32_t first) {
   }
 }
 
-// Write `planes` bit planes, and whatever completes their last group of eight.
+// Write `planes` bit planes, and bytes that complete their last group of eight.
 inline void put_planes(const Ints& q, std::uint32_t planes, std::uint8_t* out) {
   for (std::uint32_t low = 0; low < planes; low += 8, out += kGroupBytes) {
     const __m128i by = _mm_cvtsi32_si128(static_cast<int>(low));
@@ -139,7 +138,7 @@ inline void put_planes(const Ints& q, std::uint32_t planes, std::uint8_t* out) {
   }
 }
 
-// Eight planes as 64 bytes.
+// Return eight planes as 64 bytes.
 inline __m512i planes_to_bytes(const std::uint8_t* in) {
   __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};  // two chains of additions
   for (int p = 0; p < 8; ++p) {
@@ -151,7 +150,8 @@ inline __m512i planes_to_bytes(const std::uint8_t* in) {
   return _mm512_or_si512(sum[0], sum[1]);
 }
 
-// Read `planes` bit planes (0 .. 31) as signed integers; also reads what completes their last group of eight.
+// Read `planes` bit planes (0 .. 31) as signed integers; also reads the bytes that complete their last group
+// of eight.
 inline void get_planes(const std::uint8_t* in, std::uint32_t planes, Ints* q) {
   for (int i = 0; i < 4; ++i) q->v[i] = _mm512_setzero_si512();
   for (std::uint32_t low = 0; low < planes; low += 8, in += kGroupBytes) {
@@ -162,12 +162,12 @@ inline void get_planes(const std::uint8_t* in, std::uint32_t planes, Ints* q) {
     for (int i = 0; i < 4; ++i)
       q->v[i] = _mm512_or_si512(q->v[i], _mm512_sll_epi32(_mm512_cvtepu8_epi32(part[i]), by));
   }
-  // Also drops the bits above. Of 0 planes nothing was read, and a shift by 32 gives 0 again.
+  // This also drops the bits above. With 0 planes nothing was read, and a shift by 32 gives 0 again.
   const __m128i above = _mm_cvtsi32_si128(static_cast<int>(32 - planes));
   for (int i = 0; i < 4; ++i) q->v[i] = _mm512_sra_epi32(_mm512_sll_epi32(q->v[i], above), above);
 }
 
-// Sixteen floats to `out` as elements of type O, or added to them.
+// Write sixteen floats to `out` as elements of type O, or add them.
 template <DTypeCode O, bool Add>
 inline void put_floats(__m512 y, std::uint8_t* out) {
   if constexpr (O == kFloat32) {

@@ -11,7 +11,7 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
-// What a block may write or read past its own bytes: the rest of a group of planes.
+// Bytes that a block may write or read, its own and the rest of a group of planes past them.
 constexpr std::size_t kMostBytes = 4 + 4 * kGroupBytes;
 
 // -- the range of the values: by their bits as signed integers, which order as the numbers do when all bits
@@ -28,7 +28,7 @@ struct Extremes {
   S low, high;
 };
 
-// Of the keys between those of -infinity and infinity, not included.
+// Find the least and the largest key strictly between those of -infinity and infinity.
 template <typename S>
 Extremes<S> extremes_of(const std::uint8_t* src, std::size_t n, S infinity) {
   const S below = static_cast<S>(~infinity);
@@ -47,7 +47,7 @@ Extremes<S> extremes_of(const std::uint8_t* src, std::size_t n, S infinity) {
       low = key < low ? key : low;
       high = key > high ? key : high;
     }
-    if (low <= below || high >= infinity) {  // rare: look again, past what is not finite
+    if (low <= below || high >= infinity) {  // rare: look again, skipping values that are not finite
       low = infinity;
       high = below;
       for (std::size_t i = 0; i < m; ++i) {
@@ -109,7 +109,8 @@ bool is_zero(const std::uint8_t* element) {
   return !any;
 }
 
-// A block of m elements that no integers can stand for: zeros, one element throughout, or the elements.
+// Encode a block of m elements that no integers can stand for: zeros, one element throughout, or the
+// elements. Returns its code.
 template <DTypeCode D>
 std::uint8_t keep_block(const std::uint8_t* src, std::size_t m, std::uint8_t* out) {
   constexpr std::size_t kSize = sizeof(StorageOf<D>);
@@ -121,7 +122,8 @@ std::uint8_t keep_block(const std::uint8_t* src, std::size_t m, std::uint8_t* ou
   return same ? kBoundedConstant : kBoundedRaw;
 }
 
-// Encode a block of m elements, of which `full` holds 64; writes up to kMostBytes or the elements' own.
+// Encode a block of m elements, padded to 64 in `full`; writes up to kMostBytes or the elements' own. Returns
+// its code.
 template <DTypeCode D>
 std::uint8_t encode_block(const std::uint8_t* full, std::size_t m, const BoundedStep<ComputeOf<D>>& step,
                           std::uint8_t* out) {
@@ -188,7 +190,7 @@ std::size_t encode(const void* src, DTypeCode dtype, std::size_t n, double bound
 
 // -- decode ----------------------------------------------------------------------------------------------
 
-// A block of elements as they are, m of them, or one for all.
+// Copy the m elements of a kept block: stored as they are, or one for all.
 template <DTypeCode D>
 void kept_elements(std::uint8_t code, const std::uint8_t* data, std::size_t m, std::uint8_t* elements) {
   constexpr std::size_t kSize = sizeof(StorageOf<D>);
@@ -274,7 +276,7 @@ void decode(const std::uint8_t* codes, const std::uint8_t* data, std::size_t byt
   });
 }
 
-// -- integers of elements one by one, for the coders that are not of blocks --------------------------------
+// -- integers of elements one by one, for the coders without blocks ----------------------------------------
 
 static_assert(kBoundedTile <= kTile, "a tile is converted at once");
 

@@ -23,7 +23,7 @@ double relative_bound(const Kernels& k, const std::uint8_t* src, DTypeCode dtype
   split(n, kStep, ranges, [&](int r, std::size_t begin, std::size_t end) {
     low[r] = float_of(Real<double>::kInfinity);
     high[r] = -low[r];
-    // The last first: the beginning is still in the caches then when the encoder starts there.
+    // The last spans are read first: the beginning is then still in the caches when the encoder starts there.
     for (std::size_t e = end; e > begin;) {
       const std::size_t at = begin + (e - begin - 1) / kSpan * kSpan;
       double least, largest;
@@ -37,7 +37,7 @@ double relative_bound(const Kernels& k, const std::uint8_t* src, DTypeCode dtype
                           relative);
 }
 
-// What the blocks of one range of elements came to.
+// Bytes and CRCs of one range's encoded blocks.
 struct Part {
   std::size_t codes, bytes;
   std::uint32_t crc_codes, crc_bytes;
@@ -61,7 +61,7 @@ Part encode_range(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, st
   return part;
 }
 
-// The bytes of `count` full blocks; kBadCode if one of them has no valid code.
+// Result of sum_sizes if a block has no valid code.
 constexpr std::size_t kBadCode = ~std::size_t(0);
 
 using Sizes = std::array<std::uint16_t, 256>;
@@ -94,7 +94,7 @@ BoundedPrefix prefix_of(const std::uint8_t* payload) {
   return prefix;
 }
 
-// Null of blocks, and where there is no such coder.
+// Return the coder of a code; null for blocks, and where there is no such coder.
 const BoundedCoder* coder_of(std::uint32_t code) {
   return code == kBoundedRows ? &kRowCoder : code == kBoundedHuffman ? &kHuffmanCoder : nullptr;
 }
@@ -139,7 +139,7 @@ std::size_t write_blocks(const Kernels& k, const std::uint8_t* src, DTypeCode dt
   std::uint8_t* const codes = out + sizeof(Header) + sizeof(prefix);
   std::uint8_t* const data = codes + blocks_of(n, kBoundedBlock);
 
-  // Each range of elements has room for all of it as it is; what is left free is closed afterwards.
+  // Each range of elements has room for all of them as they are; gaps are closed afterwards.
   Part parts[kMaxThreads];
   std::size_t begins[kMaxThreads];
   const int ranges = ranges_of(n, kStep, threads);
@@ -178,7 +178,7 @@ std::size_t write_coded(const Kernels& k, const std::uint8_t* src, DTypeCode dty
   return sizeof(header) + sizeof(prefix) + bytes;
 }
 
-// How parameters say that integers are coded, with a bound of 0.
+// Return the prefix, with a bound of 0, for the coder that the parameters name.
 BoundedPrefix coded_by(const Parameters& parameters) {
   const std::string& coder = parameters.word("coder");
   if (coder == "planes") return {0, kBoundedBlock, kBoundedPlanes};

@@ -1,8 +1,8 @@
-// Coder `lz` of the codec `bounded`: rows of integers, of which one that is among the last 255 distinct ones
-// is sent as its place there (vector-based LZ encoding of arXiv:2407.04272).
+// Coder `lz` of the codec `bounded`: rows of integers. A row that is among the last 255 distinct ones is sent
+// as its place there (vector-based LZ encoding of arXiv:2407.04272).
 //
-// Payload: a byte for each row: how many distinct rows back the row is that it equals (0: the newest), or 255
-// for a new one; then the new rows one after another, each a byte (its code) and
+// Payload: a byte for each row: how many distinct rows back its equal is (0: the newest), or 255 for a new
+// one; then the new rows one after another, each a byte (its code) and
 //
 //   code 0-31  its integers in so many bits each, two's complement, lowest bit first, and zeros up to a byte
 //   code 64    its elements as they are
@@ -35,10 +35,10 @@ std::size_t row_bytes(std::uint8_t code, std::size_t m, std::size_t size) {
 
 bool is_row_code(std::uint8_t code) { return code < kBoundedDelta || code == kBoundedRaw; }
 
-// The last distinct rows, by their code and bytes, which equal rows have alike: in the encoder.
+// The encoder's window of the last distinct rows, compared by code and bytes.
 class Window {
  public:
-  // How many distinct rows back an equal one is; kNew if there is none.
+  // Return how many distinct rows back an equal one is; kNew if there is none.
   std::uint8_t find(const std::uint8_t* row, std::size_t bytes) {
     hash_ = hash_of(row, bytes);
     for (std::uint64_t at = heads_[hash_ % kHeads]; at && count_ - at < kWindow;) {
@@ -118,7 +118,7 @@ std::size_t pack_row(const std::int32_t* q, std::size_t m, const std::uint8_t* e
   return 1 + row_bytes(out[0], m, size);
 }
 
-// The integers of a row of m elements; `bytes` may be read from its code on.
+// Decode the integers of a row of m elements; `bytes` may be read from its code on.
 void unpack_row(const std::uint8_t* row, std::size_t bytes, std::size_t m, std::int32_t* q) {
   const std::uint32_t width = row[0];
   if (!width) {
@@ -169,7 +169,8 @@ std::size_t encode(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, s
   return static_cast<std::size_t>(to - out);
 }
 
-// Call f(i, row) for every row: its first element, and where the row lies that it is or equals; a Status.
+// Call f(i, row) for every row: the index of its first element, and the stored row that it is or equals;
+// returns a Status.
 template <typename F>
 int for_rows(const BoundedPayload& p, std::uint32_t unit, F f) {
   const std::uint8_t* const end = p.data + p.bytes;

@@ -9,10 +9,10 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
-// By a mask of eight lanes, a byte for each lane.
+// Tables indexed by a mask of eight lanes; a byte of an entry for each lane.
 struct LanesOfMask {
   std::uint64_t set[256] = {};     // the lanes that are set, in order; then lane 0
-  std::uint64_t places[256] = {};  // of each lane that is set, how many before it are; 0x80 for the others
+  std::uint64_t places[256] = {};  // for each set lane, how many set ones are before it; 0x80 for the others
   constexpr LanesOfMask() {
     for (unsigned mask = 0; mask < 256; ++mask)
       for (unsigned lane = 0, at = 0; lane < 8; ++lane) {
@@ -28,12 +28,12 @@ inline __m128i lanes_of(std::uint32_t mask) {
   return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(&kLanesOfMask.set[mask]));
 }
 
-// The lanes of the mask moved together; the others are anything.
+// Move the mask's lanes together; the others may hold anything.
 inline __m256i compressed(__m128i lanes, __m256i x) {
   return _mm256_permutevar8x32_epi32(x, _mm256_cvtepu8_epi32(lanes));
 }
 
-// The inverse: the first lanes to those of the mask, zeros to the others.
+// The inverse: move the first lanes to those of the mask, and zeros to the others.
 inline __m256i expanded(std::uint32_t mask, __m256i x) {
   const __m128i places = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(&kLanesOfMask.places[mask]));
   const __m256i index = _mm256_cvtepi8_epi32(places);  // its low three bits are used

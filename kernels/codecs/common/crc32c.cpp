@@ -43,7 +43,7 @@ constexpr std::uint32_t multiply(std::uint32_t a, std::uint32_t b) {
   return product;
 }
 
-// kPower[i] is x^(8 * 2^i): what 2^i zero bytes multiply a CRC by.
+// kPower[i] is x^(8 * 2^i): the factor by which 2^i zero bytes multiply a CRC.
 constexpr std::array<std::uint32_t, 64> make_powers() {
   std::array<std::uint32_t, 64> p{};
   p[0] = 0x80000000u >> 8;

@@ -1,4 +1,4 @@
-// Which instruction sets this CPU has, and which one is in use.
+// Choice among the instruction sets that this CPU has.
 #include <atomic>
 #include <cstring>
 
@@ -25,7 +25,7 @@ extern const Kernels table;
 namespace {
 
 #if HC_X86
-bool has_f16c() {  // which not every compiler's __builtin_cpu_supports knows
+bool has_f16c() {  // not every compiler's __builtin_cpu_supports knows F16C
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }

@@ -1,7 +1,7 @@
 // The kernels that one instruction set provides: a table per family of codecs. All pointers are host memory
 // of the caller, of any alignment unless said otherwise, and may not overlap. Sizes are in elements unless
-// said otherwise. No kernel allocates, and none reads or writes outside the sizes it is given; what comes
-// from a message is checked where it is used.
+// said otherwise. No kernel allocates, and none reads or writes outside the sizes it is given; values that
+// come from a message are checked where they are used.
 #pragma once
 
 #include <cstddef>
@@ -48,10 +48,10 @@ struct Kernels {
   const ZfpKernels* zfp;
 };
 
-// Best first.
+// Return the tables of all instruction sets that this CPU has, best first.
 const Kernels* const* available_kernels(std::size_t* count);
 
-const Kernels& kernels();                // in use
+const Kernels& kernels();                // the table in use
 bool use_kernels(const char* isa_name);  // false: this CPU does not have them
 
 constexpr std::size_t blocks_of(std::size_t n, std::size_t block) { return n / block + (n % block != 0); }
@@ -60,7 +60,7 @@ constexpr std::size_t size_of(DTypeCode dtype) { return dtype == kFloat64 ? 8 : 
 
 constexpr bool is_float(DTypeCode dtype) { return dtype <= kBFloat16; }
 
-// The same of any type that a header names, by its code in hybridcomp.arrays.DType.
+// The same for any type that a header names, by its code in hybridcomp.arrays.DType.
 constexpr std::uint8_t kLastDType = 15;
 constexpr DTypeCode kComplex64{14}, kComplex128{15};
 constexpr std::size_t element_bytes(DTypeCode dtype) {

@@ -10,11 +10,11 @@ namespace hybridcomp {
 
 constexpr int kMaxThreads = 64;
 
-// Threads that an operation may use, 1 unless set: ranks share a machine.
+// Number of threads that an operation may use, 1 unless set: ranks share a machine.
 int thread_count();
 void set_thread_count(int threads);
 
-// How many ranges `split` makes of n elements in whole steps: no thread for less than 64 Ki elements.
+// Return how many ranges `split` makes of n elements in whole steps: no thread for less than 64 Ki elements.
 inline int ranges_of(std::size_t n, std::size_t step, int threads) {
   constexpr std::size_t kLeast = std::size_t(1) << 16;
   const std::size_t steps = n / step + (n % step != 0);

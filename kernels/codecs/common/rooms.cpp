@@ -16,7 +16,7 @@ constexpr std::size_t kSmall = std::size_t(1) << 20;  // bytes below which the a
 constexpr std::size_t kSmallKept = std::size_t(4) << 20;  // bytes of small rooms that are kept
 constexpr std::size_t kSpare = 3;  // rooms of one size that are kept: two during a step, one of another key's
 
-// As NumPy does of its arrays. Advice alone: it does not matter whether it is taken.
+// Ask for huge pages, as NumPy does for its arrays. This is advice: it does not matter whether it is taken.
 void ask_for_huge_pages([[maybe_unused]] void* base, [[maybe_unused]] std::size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   if (bytes < kHuge) return;
@@ -30,7 +30,7 @@ void ask_for_huge_pages([[maybe_unused]] void* base, [[maybe_unused]] std::size_
 }  // namespace
 
 Room::Room(std::size_t bytes, bool zeros) : bytes_(bytes) {
-  // calloc knows which pages are zero already: those of a large state that no step touches take no memory.
+  // calloc knows which pages are zero already: pages of a large state that no step touches take no memory.
   base_ = zeros ? std::calloc(bytes + kLine, 1) : std::malloc(bytes + kLine);
   if (!base_) throw std::bad_alloc();
   ask_for_huge_pages(base_, bytes);

@@ -1,5 +1,5 @@
-// Memory of certain sizes that is used again: fresh pages of a large array cost more than encoding it. A
-// state is replaced by exchanging its room with one of these, so there are few for each size in use.
+// Pool of memory that is used again: fresh pages of a large array cost more than encoding it. A state is
+// replaced by exchanging its room with one of the pool, so there are few for each size in use.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@
 
 namespace hybridcomp {
 
-// Memory of a size, which begins a cache line.
+// Memory of a fixed size, aligned to a cache line.
 class Room {
  public:
-  Room(std::size_t bytes, bool zeros);  // else there is anything in it; throws std::bad_alloc
+  Room(std::size_t bytes, bool zeros);  // without `zeros` it may hold anything; throws std::bad_alloc
   ~Room();
   Room(const Room&) = delete;
   Room& operator=(const Room&) = delete;
@@ -40,10 +40,10 @@ class Rooms {
  private:
   std::mutex mutex_;
   std::map<std::size_t, std::vector<RoomPointer>> free_;  // by bytes
-  std::size_t small_ = 0;                                 // bytes of those that are small
+  std::size_t small_ = 0;                                 // bytes of the small ones
 };
 
-// A room for a while, or memory that belongs to somebody else.
+// A room taken from the pool until release, or memory that belongs to another owner.
 class Lease {
  public:
   Lease() = default;
@@ -60,7 +60,7 @@ class Lease {
   explicit operator bool() const { return data_ != nullptr; }
   bool owned() const { return room_ != nullptr; }
 
-  // Exchange the room with another of the same size; false if this is somebody else's memory.
+  // Exchange the room with another of the same size; false if this is another owner's memory.
   bool exchange(RoomPointer& other) noexcept {
     if (!room_) return false;
     room_.swap(other);

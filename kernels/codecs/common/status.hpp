@@ -1,4 +1,4 @@
-// What a decoder found wrong with a payload, in words.
+// Error messages for a decoder's Status.
 #pragma once
 
 #include "hybridcomp/status.hpp"

@@ -1,4 +1,5 @@
-// What the loops of every family share: tiles of the four floating-point types in their computing type.
+// Helpers that the loops of every family share: tiles of the four floating-point types in their computing
+// type.
 #pragma once
 
 #include <cstring>
@@ -17,9 +18,9 @@ constexpr std::size_t kTile = 2048;  // elements converted at a time: 8 or 16 Ki
 
 inline std::size_t smaller(std::size_t a, std::size_t b) { return a < b ? a : b; }
 
-// Ask for memory that a loop comes to later, after `ahead` bytes: the processor's own prefetching waits where
-// the loop computes for long, after a mispredicted branch, and at the end of every page. It may be past the
-// end of what is read.
+// Prefetch memory that a loop comes to later, after `ahead` bytes: the processor's own prefetching waits
+// where the loop computes for long, after a mispredicted branch, and at the end of every page. The memory may
+// be past the end of the data.
 inline void prefetch_ahead(const void* p, std::size_t bytes = 64, std::size_t ahead = 2048) {
   const std::uintptr_t from = reinterpret_cast<std::uintptr_t>(p) + ahead;
   for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(from + i));
@@ -93,7 +94,7 @@ inline void float_to_bfloat(const float* src, std::uint16_t* dst, std::size_t n)
   for (; i < n; ++i) dst[i] = float_to_bfloat_bits(bits_of(src[i]));
 }
 
-// How each dtype is stored, the type T it is computed in, and its conversions.
+// A dtype's storage type, the type T it is computed in, and its conversions.
 template <DTypeCode D>
 struct Element;
 
@@ -124,7 +125,7 @@ template <DTypeCode D>
 using ComputeOf = typename Element<D>::Compute;
 
 #if defined(__AVX512F__)
-// Sixteen elements of up to 32 bits as floats.
+// Read sixteen elements of up to 32 bits as floats.
 template <DTypeCode D>
 inline __m512 floats_at(const std::uint8_t* src) {
   if constexpr (D == kFloat32) return _mm512_loadu_ps(src);
@@ -135,7 +136,7 @@ inline __m512 floats_at(const std::uint8_t* src) {
 #endif
 
 #if defined(__AVX2__)
-// Eight elements of up to 32 bits as floats.
+// Read eight elements of up to 32 bits as floats.
 template <DTypeCode D>
 inline __m256 eight_floats_at(const std::uint8_t* src) {
   if constexpr (D == kFloat32) return _mm256_loadu_ps(reinterpret_cast<const float*>(src));
@@ -145,8 +146,8 @@ inline __m256 eight_floats_at(const std::uint8_t* src) {
 }
 #endif
 
-// m <= kTile elements at `src` as values of their computing type: the memory itself where it can be used as
-// it is, else `buffer`.
+// Return m <= kTile elements at `src` as values of their computing type: the memory itself where it can be
+// used as it is, else `buffer`.
 template <DTypeCode D>
 const ComputeOf<D>* view(const std::uint8_t* src, std::size_t m, ComputeOf<D>* buffer) {
   if constexpr (D == kFloat32 || D == kFloat64) {
@@ -201,7 +202,7 @@ void store_add(const T* src, std::uint8_t* dst, std::size_t m) {
   if (out == copy) std::memcpy(dst, copy, m * sizeof(S));
 }
 
-// The largest magnitude of m values (N, if that is not 0), as an integer.
+// Return the largest magnitude of m values (N, if that is not 0), as an integer.
 template <typename T, std::size_t N>
 typename Real<T>::Bits peak_of(const T* x, std::size_t m) {
   using Signed = typename Real<T>::Signed;  // magnitudes are positive; signed maxima are cheaper on old CPUs

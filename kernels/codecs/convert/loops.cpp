@@ -5,8 +5,8 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
-// From this many bytes of output on, which no cache holds, stores go past the caches: they need not read
-// first what they write over.
+// From this many bytes of output on, which no cache holds, stores go past the caches: they need not first
+// read the memory that they overwrite.
 constexpr std::size_t kStream = std::size_t(16) << 20;
 
 // Copy bytes past the caches: the head and tail outside whole lines as usual.
@@ -48,7 +48,7 @@ void widen_all(const std::uint8_t* src, float* dst, std::size_t n) {
   stream_end();
 }
 
-// dst[i] += src[i], widened: in registers, without a buffer between.
+// Compute dst[i] += src[i], widened: in registers, without a buffer between.
 template <DTypeCode S>
 void add_widened(const std::uint16_t* src, float* dst, std::size_t n) {
   std::size_t i = 0;
@@ -117,7 +117,7 @@ void convert(const void* src, DTypeCode src_dtype, void* dst, DTypeCode dst_dtyp
 
 template <typename T>
 void divide_all(T* values, std::size_t n, int by) {
-  if ((by & (by - 1)) == 0) {  // the same bits, several times as fast
+  if ((by & (by - 1)) == 0) {  // multiplying gives the same bits, several times as fast
     const T inverse = T(1) / static_cast<T>(by);
     for (std::size_t i = 0; i < n; ++i) values[i] *= inverse;
     return;

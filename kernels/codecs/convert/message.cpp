@@ -18,7 +18,7 @@ void convert_all(const Kernels& k, const std::uint8_t* src, DTypeCode src_dtype,
 
 namespace {
 
-// The type that elements are stored in. Stored 0: their own.
+// Return the type that elements are stored in. Stored 0: their own.
 template <int Stored>
 constexpr DTypeCode stored_as(DTypeCode dtype) {
   return Stored ? static_cast<DTypeCode>(Stored) : dtype;
@@ -38,7 +38,7 @@ std::size_t write(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, st
       });
 }
 
-// 0 if the sum's messages cannot be read so.
+// Encode a sum of messages, tile by tile; returns the bytes, or 0 if its messages cannot be read in tiles.
 std::size_t write_cast_sum(const Kernels& k, const Sum& sum, DTypeCode to, CodecId id, int threads,
                            std::uint8_t* out) {
   if (!sum.fits(1)) return 0;

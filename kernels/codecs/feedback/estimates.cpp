@@ -41,8 +41,7 @@ void EstimateMemory::correct(const Kernels& k, const std::uint8_t* x, DTypeCode 
 void EstimateMemory::keep(const Kernels& k, const std::uint8_t*, Lease& decoded, std::size_t n,
                           std::size_t start, double, int threads) {
   const Span span{start, n};
-  // A whole array takes the place of what waits; and that stays until what comes in its place is known to be
-  // good.
+  // A whole array replaces the values that wait, which stay until the new ones are known to be good.
   const bool apart = n == n_ || waiting_.meets(span);
   std::uint8_t* const to = apart ? decoded.data() : place(waiting_, span);
   const bool finite = add_pass(k, decoded.data(), kind(), at(sent_, start), to, n, false, threads);
@@ -60,7 +59,7 @@ bool EstimateMemory::own(const Kernels& k, const Encoder&, const std::uint8_t* x
   std::uint8_t* const mine = at(sent_, start);
   const std::size_t bytes = n * size_of(kind());
   if (wide_ ? any_of<double>(mine, n) : any_of<float>(mine, n)) {
-    // Other ranks owned this before: the sum has what this rank sent then.
+    // Other ranks owned this span before: the sum holds the values that this rank sent then.
     add_pass(k, total, kind(), mine, total, n, true, threads);
     std::memset(mine, 0, bytes);
   }

@@ -13,15 +13,16 @@ namespace hybridcomp {
 
 struct Encoder;
 
-// Arrays of states are aligned and of the computing type: double if `wide`, else float. What returns bool
-// says whether all values written are finite. An output may be the same memory as an input of its own type.
+// Arrays of states are aligned and of the computing type: double if `wide`, else float. A function that
+// returns bool tells whether all values written are finite. An output may be the same memory as an input of
+// its own type.
 constexpr std::uint32_t kLongestTile = 1024;
 
 struct FeedbackKernels {
   // out = x + e, or x - e with `subtract`. x is of `dtype`, of any alignment.
   bool (*add)(const void* x, DTypeCode dtype, const void* e, void* out, std::size_t n, bool subtract);
 
-  // Whether all |x + e| are below 2^125 (2^1021): then what a message loses of them is finite, too.
+  // Whether all |x + e| are below 2^125 (2^1021): then a message's error is finite, too.
   bool (*modest)(const void* x, DTypeCode dtype, const void* e, std::size_t n);
 
   // x /= by
@@ -46,14 +47,14 @@ struct FeedbackKernels {
   // decoded = corrected - decoded; moved = 0 where decoded was not 0
   bool (*mask)(const void* corrected, void* decoded, void* moved, bool wide, std::size_t n);
 
-  // Quantize x + e to int8 blocks as BlockKernels does (to nearest, scales alone), and write what that loses
-  // to `lost`, past the caches if it `streams` (see below): each element is read once. `block` is at most
+  // Quantize x + e to int8 blocks as BlockKernels does (to nearest, scales alone), and write the error to
+  // `lost`, past the caches if it `streams` (see below): each element is read once. `block` is at most
   // kLongestTile.
   bool (*quantize8)(const void* x, DTypeCode dtype, const void* e, void* lost, std::size_t n,
                     std::uint32_t block, std::uint8_t* scales, std::uint8_t* q, bool streams);
 
   // Copy past the caches: for outputs that will not be read before they would have left them. The thread must
-  // pass a fence, or end, before anybody reads them.
+  // pass a fence, or end, before another thread reads them.
   void (*stream)(const void* from, void* to, std::size_t bytes);
 };
 
@@ -65,45 +66,45 @@ struct State8 {
   std::size_t n;
 };
 
-// Longest block that the functions below take.
+// Longest block that the fused functions below take.
 constexpr std::uint32_t kLongestFused = 8192;
 
-// Whether a codec is one of those that the functions below take.
+// Whether the fused functions below take a codec.
 constexpr bool fusible(const CodecIdentity& codec) { return codec.block && codec.block <= kLongestFused; }
 
-// Write the message of x + e, over `ranks` for a mean, to `out` and what it lost, times `ranks`, to `lost`,
-// all in one pass; `n` elements. `lost` may be `e`. Returns the message's bytes; `finite` tells whether all
-// of `lost` is.
+// Write the message of x + e, over `ranks` for a mean, to `out` and its error, times `ranks`, to `lost`, all
+// in one pass; `n` elements. `lost` may be `e`. Returns the message's bytes; `finite` tells whether all of
+// `lost` is.
 std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const std::uint8_t* x,
                             DTypeCode dtype, std::size_t n, const std::uint8_t* e, std::uint8_t* lost,
                             double ranks, int threads, std::uint8_t* out, bool* finite);
 
-// The same of a sparse codec whose values go as they are: `e` becomes what was lost. The caller has found x +
-// e to be modest.
+// The same for a sparse codec whose values go as they are: `e` becomes the error. The caller has found x + e
+// to be modest.
 std::size_t encode_sparse_residual(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
                                    DTypeCode dtype, std::size_t n, std::uint8_t* e, double ranks, int threads,
                                    std::uint8_t* out);
 
 // The same as encode_residual with the moving average of elements start .. start + n of `state`, which must
-// be whole blocks of it, and a codec whose tile (see fused_tile) is whole blocks too. What becomes of the
-// state is written to `fresh` (state_bytes of the span) and from there to the state if all is finite.
+// be whole blocks of it, and a codec whose tile (see fused_tile) is whole blocks too. The new state is
+// written to `fresh` (state_bytes of the span) and from there to the state if all is finite.
 std::size_t encode_average(const Kernels& k, const CodecIdentity& codec, const std::uint8_t* x,
                            DTypeCode dtype, std::size_t start, std::size_t n, const State8& state,
                            std::uint8_t* fresh, double beta, int threads, std::uint8_t* out, bool* finite);
 
-// Elements that the two functions above take at a time: few, so that memory is read all the while.
+// Elements that encode_residual and encode_average take at a time: few, so that memory is read all the while.
 constexpr std::size_t fused_tile(std::uint32_t block) { return block <= 256 ? 256 / block * block : block; }
 
-// out = x + elements start .. start + n of the state, n elements.
+// Compute out = x + elements start .. start + n of the state, n elements.
 void correct_average(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t start,
                      std::size_t n, const State8& state, std::uint8_t* out, int threads);
 
-// Take what a message lost into the state's moving average; `fresh` as above. Returns whether all is finite.
+// Take a message's error into the state's moving average; `fresh` as above. Returns whether all is finite.
 bool keep_average(const Kernels& k, const std::uint8_t* corrected, const std::uint8_t* decoded, bool wide,
                   std::size_t start, std::size_t n, const State8& state, std::uint8_t* fresh, double weight,
                   double beta, int threads);
 
-// Bytes of a state's scales, and of `fresh` for a span: of whole blocks.
+// Bytes of a state's scales, and of `fresh` for a span, which is whole blocks.
 constexpr std::size_t state_scales(std::size_t n, bool wide) {
   return blocks_of(n, kStateBlock) * (wide ? 8 : 4);
 }

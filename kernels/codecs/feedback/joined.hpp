@@ -1,5 +1,5 @@
-// Memories of one form side by side, as the memory of an array of their elements one after the other: for an
-// operation on several arrays at once. No span is of two of them. Their steps are begun by themselves.
+// Memories of one form joined to one memory, for an operation on several arrays at once: their elements
+// follow one another. No span has elements of two of them. The caller begins each memory's own steps.
 #pragma once
 
 #include <vector>
@@ -10,7 +10,7 @@ namespace hybridcomp {
 
 class JoinedMemory final : public Memory {
  public:
-  // Of at least one memory; all of one form and one type of elements.
+  // `parts` is at least one memory; all have one form and one type of elements.
   explicit JoinedMemory(std::vector<std::shared_ptr<Memory>> parts, std::shared_ptr<Rooms> rooms);
 
   bool tracks() const override { return parts_.front()->tracks(); }
@@ -36,7 +36,7 @@ class JoinedMemory final : public Memory {
   RoomPointer state(std::string_view name, bool make) override;
 
  private:
-  // The memory of a span, whose start becomes that in it.
+  // Return the memory of the span that begins at `start`, and make `start` count within that memory.
   Memory& at(std::size_t& start) const;
 
   std::vector<std::shared_ptr<Memory>> parts_;

@@ -3,7 +3,7 @@
 #include "codecs/feedback/feedback.hpp"
 #include "hybridcomp/feedback.hpp"
 
-// No iteration reads what another writes: where an output is an input, it is so element by element.
+// No iteration reads a value that another writes: where an output is an input, it is so element by element.
 #if defined(__clang__)
 #define HC_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -13,7 +13,7 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
-// Whether the largest of some magnitudes is one of a number: signed maxima are cheaper on old CPUs.
+// Whether a largest magnitude is a finite number's: signed maxima are cheaper on old CPUs.
 template <typename T>
 bool is_finite(typename Real<T>::Signed peak) {
   return static_cast<typename Real<T>::Bits>(peak) < Real<T>::kInfinity;
@@ -222,7 +222,7 @@ void stream(const void* from, void* to, std::size_t bytes) {
 #endif
 }
 
-// c = x + e; returns the largest magnitude.
+// Compute c = x + e; returns the largest magnitude.
 template <typename T, std::size_t N>
 typename Real<T>::Bits add_peak(const T* __restrict x, const T* __restrict e, T* __restrict c,
                                 std::size_t m) {
@@ -232,7 +232,7 @@ typename Real<T>::Bits add_peak(const T* __restrict x, const T* __restrict e, T*
   return static_cast<typename Real<T>::Bits>(peak);
 }
 
-// q and what it loses of c; returns the largest magnitude of that.
+// Quantize c to q and write the error; returns the error's largest magnitude.
 template <typename T, std::size_t N>
 typename Real<T>::Signed quantize_lost(const T* __restrict c, std::size_t m, BlockScale<T> scale,
                                        std::uint8_t* __restrict q, T* __restrict lost) {
@@ -246,7 +246,7 @@ typename Real<T>::Signed quantize_lost(const T* __restrict c, std::size_t m, Blo
   return peak;
 }
 
-// The same of a block whose integers are all zero: it is tiny, or not finite, which its scale says.
+// The same for a block whose integers are all zero: it is tiny, or not finite, as its scale tells.
 template <typename T>
 typename Real<T>::Signed zeros_lost(const T* c, std::size_t m, BlockScale<T> scale, std::uint8_t* q,
                                     T* lost) {

@@ -19,8 +19,8 @@ std::size_t PlainMemory::encode_fused(const Kernels& k, const Encoder& encoder, 
   const bool blocks = fusible(codec);
   if (!blocks && !codec.sparse) return 0;
   std::uint8_t* const error = at(error_, start);
-  // What stays finite for sure is done where the state lies; a whole array, which no cache may hold, is read
-  // once, and the quantizers' goes to one that takes the state's place.
+  // An error that is sure to be finite is written in place. A whole array, which no cache may hold, is read
+  // once, and the quantizers write its error to an array that takes the state's place.
   const bool modest = (!blocks || n < n_) && modest_pass(k, x, dtype, error, n, threads);
   *kept = true;
   if (!blocks)
@@ -109,8 +109,8 @@ void AcceleratedMemory::keep(const Kernels& k, const std::uint8_t* corrected, Le
   moved_.release();
 }
 
-// Momentum is each rank's own: the owner adds its data with it, and the sum of all, which has it, gets no
-// more.
+// Momentum is each rank's own: the owner adds its data with momentum, and the sum, which has that of all
+// ranks, gets no more.
 bool AcceleratedMemory::own(const Kernels& k, const Encoder&, const std::uint8_t* x, DTypeCode dtype,
                             std::size_t n, std::size_t start, int threads, std::uint8_t* sums) {
   Lease moved = lease(n);
@@ -218,7 +218,7 @@ void MomentumMemory::keep(const Kernels& k, const std::uint8_t* corrected, Lease
   moved_.release();
 }
 
-// What a rank's memory would have sent, so that all ranks weigh alike: it is sent to nobody.
+// The owner's part is a decoded message of its own, which it sends to nobody, so that all ranks weigh alike.
 bool MomentumMemory::own(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype,
                          std::size_t n, std::size_t start, int threads, std::uint8_t* sums) {
   const Lease message(*rooms_, encoder.bound(n, kind()));
@@ -231,7 +231,7 @@ void MomentumMemory::correct_sum(const Kernels& k, std::uint8_t* total, std::siz
   divide_pass(k, total, wide_, n, ranks, threads);
 }
 
-// What the sum's message lost goes to the sum of the owner; neither is kept if it is not finite.
+// The error of the sum's message is added to the owner's unsent sum, unless the result is not finite.
 void MomentumMemory::keep_sum(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n,
                               std::size_t start, int ranks, int threads) {
   std::uint8_t* const lost = decoded.data();

@@ -1,4 +1,4 @@
-// The forms of error feedback; hybridcomp/codecs/feedback/memories.py and estimates.py say what they are.
+// The forms of error feedback; hybridcomp/codecs/feedback/memories.py and estimates.py define them.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace hybridcomp {
 
-// `ef`. State: what has not been sent yet.
+// Form `ef`. State: the residual, which has not been sent yet.
 class PlainMemory : public Memory {
  public:
   PlainMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms);
@@ -24,13 +24,13 @@ class PlainMemory : public Memory {
   RoomPointer state(std::string_view name, bool make) override;
 
  protected:
-  // Encode x, over `ranks` for a mean, in one pass over memory; 0 where there is no kernel for it. `kept`
-  // tells whether the error is that of this message: all is finite.
+  // Encode x, over `ranks` for a mean, in one pass over memory; returns 0 where there is no kernel for it.
+  // `kept` tells whether the residual is now that of this message: all of it is finite.
   std::size_t encode_fused(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype,
                            std::size_t n, std::size_t start, int ranks, int threads, std::uint8_t* out,
                            bool* kept);
 
-  // keep(); returns whether all is finite.
+  // Do keep(); returns whether all is finite.
   bool keep_finite(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n,
                    std::size_t start, double weight, int threads);
 
@@ -38,7 +38,7 @@ class PlainMemory : public Memory {
   RoomPointer error_;
 };
 
-// `ef-sgdm`. State: what has not been sent yet, and "velocity", of this rank's own data alone.
+// Form `ef-sgdm`. State: the residual, and "velocity", of this rank's own data alone.
 class AcceleratedMemory final : public PlainMemory {
  public:
   AcceleratedMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms, double momentum);
@@ -60,17 +60,17 @@ class AcceleratedMemory final : public PlainMemory {
   RoomPointer state(std::string_view name, bool make) override;
 
  private:
-  // Write x with momentum to `out`, and what the velocity will be to `moved`; returns whether all is finite.
+  // Write x with momentum to `out`, and the new velocity to `moved`; returns whether all is finite.
   bool accelerate(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t n, std::size_t start,
                   int threads, std::uint8_t* moved, std::uint8_t* out) const;
 
   const double momentum_;
   RoomPointer velocity_;
-  Lease moved_;             // between correct and keep: what the velocity will be
-  std::size_t moving_ = 0;  // elements of it
+  Lease moved_;             // between correct and keep: the new velocity
+  std::size_t moving_ = 0;  // elements of moved_
 };
 
-// `loco`. State: bytes, an int8 message of blocks of kStateBlock, but for its header, which is not written.
+// Form `loco`. State: bytes, an int8 message of blocks of kStateBlock without its header.
 class AverageMemory final : public Memory {
  public:
   AverageMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms, double beta,
@@ -88,14 +88,14 @@ class AverageMemory final : public Memory {
 
  private:
   State8 sections() const;
-  Lease fresh(std::size_t n, std::size_t start) const;  // for a span's part of the state
+  Lease fresh(std::size_t n, std::size_t start) const;  // memory for a span's new state
 
   const double beta_;
   const std::uint64_t reset_steps_;
   RoomPointer message_;
 };
 
-// `dgc`. State: the sum of what has not been sent yet, and "velocity".
+// Form `dgc`. State: the sum that has not been sent yet, and "velocity".
 class MomentumMemory final : public Memory {
  public:
   MomentumMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms, double momentum);
@@ -118,16 +118,16 @@ class MomentumMemory final : public Memory {
  private:
   const double momentum_;
   RoomPointer sum_, velocity_;
-  Lease moved_;             // between correct and keep: what the velocity will be
-  std::size_t moving_ = 0;  // elements of it
+  Lease moved_;             // between correct and keep: the new velocity
+  std::size_t moving_ = 0;  // elements of moved_
 };
 
-// `ef21`. State: the estimate that this rank has sent; "total", the sum of all ranks' estimates, or of the
-// other ranks' in the spans that this rank owns; "known", the estimate of a reduction's result. The latter
-// two are made when they are needed.
+// Form `ef21`. State: the estimate that this rank has sent; "total", the sum of all ranks' estimates, or of
+// the other ranks' in the spans that this rank owns; "known", the estimate of a reduction's result. The
+// latter two are made when they are needed.
 //
-// What becomes of them waits until it is known that all could use a message: until the result of its span is
-// there and finite, or the next step begins.
+// New values of them wait until it is known that all ranks could use a message: until the result of its span
+// is there and finite, or the next step begins.
 class EstimateMemory final : public Memory {
  public:
   EstimateMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms);
@@ -149,10 +149,11 @@ class EstimateMemory final : public Memory {
   RoomPointer state(std::string_view name, bool make) override;
 
   // Write the sum of all ranks' decoded messages, of all elements, and of their estimates until now to `out`,
-  // and keep it; if it is not finite, keep nothing, and take back what was sent last.
+  // and keep it; if it is not finite, keep nothing, and take back the last change of the estimate.
   void add(const Kernels& k, const std::uint8_t* decoded, int threads, std::uint8_t* out);
 
-  // What was sent in this step has arrived everywhere, or, if not `good`, is used nowhere.
+  // Keep the new values of this step, since its messages arrived everywhere; or, if not `good`, drop them,
+  // since no rank uses the messages.
   void settle(bool good);
 
  private:
@@ -161,13 +162,13 @@ class EstimateMemory final : public Memory {
     friend bool operator==(const Span&, const Span&) = default;
   };
 
-  // What an array of the state becomes in some spans.
+  // New values of an array of the state in some spans, which wait.
   struct Pending {
     std::vector<Span> spans;
-    Lease values;  // of all elements; taken while there are spans
+    Lease values;  // room for all elements; taken while there are spans
 
-    void put(Span span);   // once
-    bool take(Span span);  // whether it was there
+    void put(Span span);   // a span put twice counts once
+    bool take(Span span);  // remove it; returns whether it was there
     bool meets(Span span) const;
   };
 
@@ -177,14 +178,14 @@ class EstimateMemory final : public Memory {
     DTypeCode dtype;
   };
 
-  std::uint8_t* place(Pending& pending, Span span);  // of a span's values
+  std::uint8_t* place(Pending& pending, Span span);  // place of a span's values
   void end(Pending& pending, RoomPointer& state, Span span, bool good);
   void settle(Span span, bool good);
   RoomPointer& made(RoomPointer& state) const;
 
   RoomPointer sent_, total_, known_;
-  Pending waiting_;         // what will be sent_
-  Pending summed_;          // what will be total_, of owned spans
+  Pending waiting_;         // new values of sent_
+  Pending summed_;          // new values of total_, of owned spans
   std::vector<Part> owns_;  // this rank's own parts of spans between own and encode_sum
 };
 

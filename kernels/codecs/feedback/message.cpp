@@ -1,4 +1,4 @@
-// Error feedback around block quantizers: correction, message and what it lost, tile by tile in L1.
+// Error feedback around block quantizers: correction, message and its error, tile by tile in L1.
 #include <atomic>
 
 #include "codecs/block/block.hpp"
@@ -10,7 +10,7 @@ namespace hybridcomp {
 namespace {
 
 constexpr BlockFormat kStateFormat{kStateBlock, 8, true, false, 0};
-constexpr std::size_t kStep = 2048;  // elements of a tile of a state: a multiple of kStateBlock
+constexpr std::size_t kStep = 2048;  // elements of a state's tile: a multiple of kStateBlock
 constexpr std::size_t kStreamed = std::size_t(4) << 20;  // bytes from which on a residual bypasses the caches
 
 std::size_t scale_bytes(bool wide) { return wide ? 8 : 4; }
@@ -28,13 +28,13 @@ struct Window {
         fresh_scales(fresh),
         fresh_values(fresh + state_scales(last - first, is_wide)) {}
 
-  // Elements at .. at + m of the state as values; `at` begins a block.
+  // Read elements at .. at + m of the state as values; `at` begins a block.
   void read(std::size_t at, std::size_t m, std::uint8_t* values) const {
     k.block->dequantize(state.scales + at / kStateBlock * scale_bytes(wide), state.values + at, wide, m, 0,
                         kStateFormat, values, sum_type(wide), false);
   }
 
-  // The same back, to the fresh copy.
+  // Write the same elements to the fresh copy.
   void write(std::size_t at, std::size_t m, const std::uint8_t* values) const {
     const std::size_t i = at - first;
     k.block->quantize(values, sum_type(wide), m, 0, kStateFormat, false,
@@ -56,7 +56,7 @@ struct Window {
 };
 
 // Write the message of n corrected elements, tile by tile. correct(at, m, state, out) fills a tile, and may
-// leave something in `state` for keep(at, m, state, corrected, decoded), which takes what became of it.
+// leave something in `state` for keep(at, m, state, corrected, decoded), which takes the decoded tile.
 template <typename Correct, typename Keep>
 std::size_t encode_tiles(const Kernels& k, const CodecIdentity& codec, DTypeCode dtype, std::size_t n,
                          int threads, std::uint8_t* out, Correct correct, Keep keep) {

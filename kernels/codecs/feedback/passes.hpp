@@ -9,7 +9,7 @@
 
 namespace hybridcomp {
 
-// Call f(at, m) for ranges of 0 .. n, at multiples of a cache line; returns whether it was true of all.
+// Call f(at, m) for ranges of 0 .. n, at multiples of a cache line; returns whether it was true for all.
 template <typename F>
 bool all_of(std::size_t n, int threads, F f) {
   constexpr std::size_t kStep = 2048;

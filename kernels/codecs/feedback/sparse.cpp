@@ -1,6 +1,6 @@
-// Error feedback around sparse messages whose values go as they are. The residual is what was not sent, and
-// that is what the corrected values are but for the places of those sent: it is corrected where it lies,
-// encoded from there, and cleared there.
+// Error feedback around sparse messages whose values go as they are. The residual is the values that were not
+// sent: the corrected values, with zeros in the places of those sent. So the residual is corrected in place,
+// encoded from there, and cleared where a value was sent.
 #include "codecs/common/parallel.hpp"
 #include "codecs/feedback/feedback.hpp"
 #include "codecs/messages/encoder.hpp"

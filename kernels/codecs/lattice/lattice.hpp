@@ -8,17 +8,17 @@
 
 namespace hybridcomp {
 
-// How a tensor is rounded to integers.
+// Rounding of a tensor to integers.
 struct LatticeRounding {
   std::int32_t limit;  // largest integer of one contribution
   double inverse;      // integers per unit; 0 where every integer is 0
   bool stochastic;
-  std::uint64_t seed;  // of stochastic rounding
+  std::uint64_t seed;  // seed of stochastic rounding
 };
 
 struct LatticeKernels {
-  // The largest magnitude as bits of the computing type (double for kFloat64, else float): infinity lies
-  // above every number and NaN above infinity.
+  // Return the largest magnitude as bits of the computing type (double for kFloat64, else float): infinity
+  // lies above every number and NaN above infinity.
   std::uint64_t (*peak)(const void* src, DTypeCode dtype, std::size_t n);
 
   // Write `n` integers of `bits` (8, 16 or 32) for elements first .. first + n of a tensor.

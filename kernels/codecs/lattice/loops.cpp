@@ -52,8 +52,8 @@ std::uint64_t peak(const void* src, DTypeCode dtype, std::size_t n) {
   with_dtype(dtype, [&]<DTypeCode D>() {
     using T = ComputeOf<D>;
     alignas(64) T buffer[kTile];
-    // Long stretches from the last to the first: what the caches keep is then where quantizing begins.
-    // Forward within each, as the hardware prefetches.
+    // Long stretches are read from the last to the first, so that the caches then hold the data where
+    // quantizing begins; each is read forward, as the hardware prefetches.
     for (std::size_t end = n; end > 0;) {
       const std::size_t begin = end > kStretch ? end - kStretch : 0;
       for (std::size_t at = begin; at < end; at += kTile) {

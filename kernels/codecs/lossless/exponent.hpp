@@ -11,8 +11,8 @@
 namespace hybridcomp {
 
 struct ExponentKernels {
-  // Encode n elements: a code for each block to `codes`, the blocks' data to `data`; returns the bytes of
-  // these. Writes no more than n elements' own.
+  // Encode n elements: a code for each block to `codes`, the blocks' data to `data`; returns the bytes of the
+  // data. Writes no more than n elements' own.
   std::size_t (*encode)(const std::uint8_t* src, DTypeCode dtype, std::size_t n, std::uint8_t* codes,
                         std::uint8_t* data);
 

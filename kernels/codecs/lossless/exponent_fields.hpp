@@ -73,7 +73,7 @@ inline void unpack_fields(const std::uint8_t* __restrict rows, std::uint8_t* __r
   }
 }
 
-// A bit for each of 64 bytes below 128 that is `value`.
+// Return a mask of 64 bits: bit i is set if byte i is `value`. All bytes are below 128.
 inline std::uint64_t equal_mask(const std::uint8_t* bytes, std::uint8_t value) {
 #if defined(__AVX2__)  // with AVX-512 too: a longer load would wait for two stores
   const __m256i v = _mm256_set1_epi8(static_cast<char>(value));
@@ -96,7 +96,7 @@ inline std::uint64_t equal_mask(const std::uint8_t* bytes, std::uint8_t value) {
 #endif
 }
 
-// Which of a block's fields have a value.
+// Mask of a block's fields that have a given value.
 struct Places {
   std::uint64_t mask[kExponentBlock / 64];
 
@@ -111,8 +111,8 @@ struct Places {
   }
 };
 
-// The places of a value, in order. What is done for each of them is done in groups of kGroup, since a loop's
-// end that nothing foretells costs more than that: before the first place stand as many copies of it.
+// The places of a value, in order. Loops take them in groups of kGroup, since a mispredicted end of a loop
+// costs more than a few calls too many: before the first place stand as many copies of it.
 class PlaceList {
  public:
   static constexpr std::size_t kGroup = 8;
@@ -136,8 +136,9 @@ class PlaceList {
     std::memset(list_, list_[kGroup], kGroup);
   }
 
-  // Call f(index, place) for each place in order. Before that, f is called with the first place and indices
-  // from 1 - kGroup up: it must be no harm, once f was called with the first place and 0.
+  // Call f(index, place) for each place in order. Before that, f may be called with the first place and
+  // negative indices from 1 - kGroup up: those calls must do no harm once f has been called with index 0 and
+  // the first place.
   template <typename F>
   void each(F f) const {
     const auto size = static_cast<std::ptrdiff_t>(size_);

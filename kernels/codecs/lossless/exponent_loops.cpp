@@ -10,13 +10,13 @@ template <int Bits>
 constexpr std::uint8_t kEscape = (1 << Bits) - 1;
 
 #if defined(__AVX2__)
-// Vectors of 32 bytes with AVX-512 too: what is stored so would not be forwarded to loads of 64.
+// Vectors have 32 bytes with AVX-512 too: their stores would not be forwarded to loads of 64 bytes.
 inline __m256i all_bytes(std::uint8_t value) { return _mm256_set1_epi8(static_cast<char>(value)); }
 #endif
 
 // -- encode ----------------------------------------------------------------------------------------------
 
-// The fields of a block in one form: distances below `largest`, the zeros, and escapes.
+// Make the fields of a block in one form: distances below `largest`, the zeros, and escapes.
 template <DTypeCode D, int Bits, bool Zero>
 void make_fields(const ExponentOf<D>* exponents, ExponentOf<D> largest, std::uint8_t* __restrict fields) {
   using E = ExponentOf<D>;
@@ -72,7 +72,8 @@ void put_block(const ExponentOf<D>* exponents, ExponentOf<D> largest, const std:
   using E = ExponentOf<D>;
   std::uint8_t* const rows = data + exponent_fields_at(D);
   std::uint8_t* const list = rows + Bits * kExponentRow + sizeof(E);
-  // The list first: its first entries are also written before it.
+  // The list of escapes is written before the fields, since copies of its first entry go to the bytes before
+  // it.
   PlaceList(escapes).each([&](std::ptrdiff_t i, std::size_t place) {
     std::memcpy(list + i * static_cast<std::ptrdiff_t>(sizeof(E)), exponents + place, sizeof(E));
   });
@@ -160,7 +161,7 @@ std::size_t encode(const std::uint8_t* src, DTypeCode dtype, std::size_t n, std:
 
 // -- decode ----------------------------------------------------------------------------------------------
 
-// The exponents of a block's fields; of escapes anything.
+// Turn a block's fields into exponents; those of escapes may be anything.
 template <DTypeCode D, int Bits, bool Zero>
 void exponents_of(const std::uint8_t* fields, ExponentOf<D> largest, ExponentOf<D>* __restrict exponents) {
   using E = ExponentOf<D>;
@@ -184,7 +185,7 @@ void exponents_of(const std::uint8_t* fields, ExponentOf<D> largest, ExponentOf<
   }
 }
 
-// Decode a block of 256 elements of a form; false if it has another number of escapes.
+// Decode a block of 256 elements in one form; false if it has another number of escapes.
 template <DTypeCode D, int Bits, bool Zero>
 bool decode_form(std::size_t count, const std::uint8_t* data, std::uint8_t* out) {
   using E = ExponentOf<D>;

@@ -12,19 +12,19 @@
 
 namespace hybridcomp {
 
-extern const CodecEntry kNoneCodec;  // what is no float is carried as that carries it
+extern const CodecEntry kNoneCodec;  // it carries elements that are no floats
 
 namespace {
 
-// Bytes of elements handled at a time: few, so that what they became leaves for memory while the next are
-// read; and enough for the CRC to run at its full speed over what they became.
+// Bytes of elements handled at a time: few, so that their output leaves for memory while the next are read;
+// and enough for the CRC to run at its full speed over their output.
 constexpr std::size_t kStepBytes = 8192;
 constexpr std::size_t step_of(DTypeCode dtype) { return kStepBytes / size_of(dtype); }
 
-// Bytes from which on what is written goes past the caches, which it would not stay in.
+// Bytes of output from which on it goes past the caches, which it would not stay in.
 constexpr std::size_t kStreamed = std::size_t(4) << 20;
 
-// What the blocks of one range of elements came to.
+// Bytes and CRCs of one range's encoded blocks.
 struct Part {
   std::size_t codes, bytes;
   std::uint32_t crc_codes, crc_bytes;
@@ -48,7 +48,7 @@ Part encode_range(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, st
   return part;
 }
 
-// The bytes of `count` full blocks; kBadCode if one of them has no valid code.
+// Result of sum_sizes if a block has no valid code.
 constexpr std::size_t kBadCode = ~std::size_t(0);
 
 using Sizes = std::array<std::uint16_t, 256>;
@@ -77,7 +77,7 @@ std::size_t most_bytes(std::size_t n, DTypeCode dtype) {
 
 int check_head(const std::uint8_t* head, std::size_t bytes, DTypeCode dtype, std::size_t n) {
   if (!is_float(dtype)) return kNoneCodec.check_head(head, bytes, dtype, n);
-  // In this order: n is not so large that the arithmetic could overflow.
+  // The checks come in this order: after the first, n is not so large that the arithmetic could overflow.
   return blocks_of(n, kExponentBlock) <= bytes && bytes <= most_bytes(n, dtype) ? kOk : kBadLength;
 }
 
@@ -108,7 +108,7 @@ std::size_t write(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, st
   std::uint8_t* const data = codes + blocks_of(n, kExponentBlock);
   const bool streams = n * size_of(dtype) >= kStreamed;
 
-  // Each range of elements has room for all of it as it is; what is left free is closed afterwards.
+  // Each range of elements has room for all of them as they are; gaps are closed afterwards.
   Part parts[kMaxThreads];
   std::size_t begins[kMaxThreads];
   const int ranges = ranges_of(n, step_of(dtype), threads);

@@ -18,7 +18,7 @@ typedef std::uint16_t Loose16 __attribute__((aligned(1), may_alias));
 typedef std::uint32_t Loose32 __attribute__((aligned(1), may_alias));
 typedef std::uint64_t Loose64 __attribute__((aligned(1), may_alias));
 
-// The top halves of a block, rotated; what is below them goes to `low`.
+// Write the top halves of a block, rotated, to `turned`; the bits below them go to `low`.
 template <DTypeCode D>
 inline void split_halves(const std::uint8_t* src, std::uint16_t* __restrict turned,
                          std::uint8_t* __restrict low) {
@@ -98,7 +98,7 @@ inline __m256i by_lanes(__m256i bytes) {
     return _mm256_permute4x64_epi64(bytes, 0xD8);
 }
 
-// Top halves of 16 floats; the lower ones go to `low`.
+// Return the top halves of 16 floats; the lower ones go to `low`.
 inline __m256i top_halves(const std::uint8_t* src, std::uint8_t* low) {
   const __m256i a = load256(src), b = load256(src + 32), zero = _mm256_setzero_si256();
   const __m256i below =
@@ -151,7 +151,7 @@ inline void join_bytes_of(const std::uint8_t* exponents, const std::uint8_t* dat
 
 #endif
 
-// Take a block apart: its exponents, and all else to where that begins the block's data.
+// Take a block apart: write its exponents, and all other bits to where they begin the block's data.
 template <DTypeCode D>
 inline void split_block(const std::uint8_t* src, ExponentOf<D>* __restrict exponents,
                         std::uint8_t* __restrict data) {
@@ -177,7 +177,7 @@ inline void split_block(const std::uint8_t* src, ExponentOf<D>* __restrict expon
   }
 }
 
-// The inverse; bits of exponents that the type has not are dropped.
+// The inverse; bits of exponents that the type does not have are dropped.
 template <DTypeCode D>
 inline void join_block(const ExponentOf<D>* exponents, const std::uint8_t* data, std::uint8_t* out) {
   constexpr int kRest = exponent_rest_bits(D);

@@ -16,7 +16,7 @@ inline void store256(void* p, __m256i x) { _mm256_storeu_si256(static_cast<__m25
 
 // -- BIT of words of 32 bits -------------------------------------------------------------------------------
 
-// The top bits of 32 bytes are a mask: a tile's lane.
+// Turn words into rows of planes: the top bits of 32 bytes are a mask, a tile's lane.
 inline void words_to_planes(const std::uint32_t* words, std::uint32_t* rows) {
   const __m256i by_byte =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
@@ -40,7 +40,8 @@ inline void words_to_planes(const std::uint32_t* words, std::uint32_t* rows) {
   }
 }
 
-// Matrices of 8 x 8 bits, a row a byte: swap rows and columns, in blocks of 1, 2 and 4 bits.
+// Transpose matrices of 8 x 8 bits, a row a byte, by swapping blocks of 1, 2 and 4 bits; this is one such
+// step.
 template <int Distance>
 inline __m256i swap_blocks(__m256i x, std::uint64_t mask) {
   const __m256i t = _mm256_and_si256(_mm256_xor_si256(x, _mm256_srli_epi64(x, Distance)),
@@ -53,8 +54,8 @@ inline __m256i transposed8(__m256i x) {
   return swap_blocks<28>(x, 0x00000000F0F0F0F0ull);
 }
 
-// Eight rows of bits, the highest first, to bytes: those of words 16 j on in the lower half of bytes[j],
-// those of words 128 + 16 j on in the upper one.
+// Turn eight rows of bits, the highest first, into bytes: those of words 16 j on in the lower half of
+// bytes[j], those of words 128 + 16 j on in the upper one.
 inline void rows_to_bytes(const std::uint8_t* rows, __m256i bytes[8]) {
   __m256i r[8], pairs[8], fours[8];
   for (std::size_t bit = 0; bit < 8; ++bit) r[bit] = load256(rows + (7 - bit) * kMpcRowBytes);
@@ -98,8 +99,8 @@ inline void planes_to_words(const std::uint32_t* rows, std::uint32_t* words) {
 // -- LNV1s and ZE of lanes of 32 bits
 // ------------------------------------------------------------------------
 
-// Each row less the row before: a bitmap of the lanes that are not zero, and those. Returns where they end;
-// up to 32 bytes more are written.
+// Subtract from each row the row before; write a bitmap of the lanes that are not zero, and these lanes.
+// Returns the end of the lanes; up to 32 bytes more are written.
 inline std::uint8_t* drop_zero_lanes(const std::uint32_t* rows, std::size_t count, std::uint8_t* bitmap,
                                      std::uint8_t* kept) {
   constexpr std::size_t kVectors = kMpcRowBytes / 32;

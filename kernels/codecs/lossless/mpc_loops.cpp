@@ -21,11 +21,11 @@ constexpr std::size_t kLanes = kMpcRowBytes / sizeof(Lane<Width>);
 template <int Width>
 constexpr std::size_t kTileWords = sizeof(Lane<Width>) * 8;
 
-constexpr std::size_t kSlack = 64;  // bytes that a vector may write past what counts
+constexpr std::size_t kSlack = 64;  // bytes that a vector may write past the output
 
 // -- LNVs ------------------------------------------------------------------------------------------------
 
-// The chunk's residuals, with zeros for the words that it lacks.
+// Compute the chunk's residuals, with zeros for the words that a short chunk lacks.
 template <int Width>
 void subtract_lag(const std::uint8_t* src, std::size_t m, std::uint32_t lag, Word<Width>* residuals) {
   typedef Word<Width> Loose __attribute__((aligned(1), may_alias));
@@ -36,8 +36,8 @@ void subtract_lag(const std::uint8_t* src, std::size_t m, std::uint32_t lag, Wor
   if (m < kMpcChunk) std::memset(residuals + m, 0, (kMpcChunk - m) * Width);
 }
 
-// `lag` words at a time: the sums stay in a register of Bytes bytes, at least lag * Width. Each store's upper
-// words, past the lag, are overwritten by the next.
+// Add up residuals, `lag` words at a time: the sums stay in a register of Bytes bytes, at least lag * Width.
+// Each store's upper words, past the lag, are overwritten by the next.
 template <int Width, int Bytes>
 std::size_t add_lag_vectors(const Word<Width>* residuals, std::size_t m, std::uint32_t lag,
                             std::uint8_t* out) {
@@ -72,7 +72,7 @@ void add_lag(const Word<Width>* residuals, std::size_t m, std::uint32_t lag, std
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 
-// The top bits of 64 bytes are a mask: two tiles' lanes, or one of 64 bits.
+// Turn words into rows of planes: the top bits of 64 bytes are a mask, two tiles' lanes, or one of 64 bits.
 template <int Width>
 void to_planes(const Word<Width>* words, Lane<Width>* rows) {
   auto* bytes = reinterpret_cast<std::uint8_t*>(rows);
@@ -141,8 +141,8 @@ void reverse_rows(Lane<Width>* rows) {
   }
 }
 
-// Row k begins as word k of each tile; where lanes are wider than words, word k + the word's bits lies above
-// it.
+// Turn words into rows of planes. Row k begins as word k of each tile; where lanes are wider than words, word
+// k + the word's bits lies above it.
 template <int Width>
 void to_planes(const Word<Width>* words, Lane<Width>* rows) {
 #if defined(__AVX2__)
@@ -296,7 +296,7 @@ void restore_zeros(const std::uint8_t* src, Lane<Width>* rows) {
 template <int Width>
 std::size_t encode_chunk(const std::uint8_t* src, std::size_t m, std::uint32_t lag, std::uint8_t* out,
                          std::size_t room) {
-  constexpr std::size_t kMost = kMpcChunk * Width + 128 + kSlack;  // that drop_zeros writes
+  constexpr std::size_t kMost = kMpcChunk * Width + 128 + kSlack;  // bytes that drop_zeros writes
   alignas(64) Word<Width> residuals[kMpcChunk];
   alignas(64) Lane<Width> rows[kRows<Width> * kLanes<Width>];
   alignas(64) std::uint8_t buffer[kMost];

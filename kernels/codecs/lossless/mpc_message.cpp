@@ -14,7 +14,7 @@ namespace {
 // caches.
 constexpr std::size_t kCrcStep = 24576;
 
-// A payload's parts, by the type and number of its elements.
+// Layout of a payload, found from the type and number of its elements.
 struct Layout {
   std::size_t bytes, word, words, chunks, tail;
 
@@ -25,7 +25,7 @@ struct Layout {
         chunks(blocks_of(words, kMpcChunk)),
         tail(bytes % word) {}
 
-  // Elements are words, complex ones two; of 1-byte types four make one word.
+  // An element is a word, a complex one two words; four elements of a 1-byte type make one word.
   static std::size_t word_bytes(DTypeCode dtype) {
     if (dtype == kComplex64 || dtype == kComplex128) return element_bytes(dtype) / 2;
     return element_bytes(dtype) == 1 ? 4 : element_bytes(dtype);
@@ -54,7 +54,7 @@ std::size_t write(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, st
   std::uint8_t* const chunks = payload + layout.head();
   std::memcpy(payload, &prefix, sizeof(prefix));
 
-  // Each range writes where its chunks would be if none were compressed; then they move together.
+  // Each range writes its chunks where they would be if none were compressed; then they move together.
   struct Part {
     std::size_t begin, bytes;
     std::uint32_t crc;
@@ -107,7 +107,7 @@ Encoder make(CodecId id, const Parameters& parameters) {
               std::uint8_t* out) { return write(k, src, dtype, n, lag, id, threads, out); }};
 }
 
-// The least bytes of a chunk whose own bytes are `raw`.
+// Return the fewest bytes that a chunk of `raw` bytes can be encoded to.
 std::size_t least_bytes(std::size_t raw, int width) { return std::min(raw, mpc_bitmap_bytes(width)); }
 
 int check_head(const std::uint8_t* head, std::size_t bytes, DTypeCode dtype, std::size_t n) {
@@ -116,7 +116,8 @@ int check_head(const std::uint8_t* head, std::size_t bytes, DTypeCode dtype, std
   std::memcpy(&prefix, head, sizeof(prefix));
   if (prefix.lag < 1 || prefix.lag > kMpcMaxLag || prefix.reserved) return kBadLag;
   const Layout layout(dtype, n);
-  // In this order: the chunks are not so many that the arithmetic could overflow.
+  // The checks come in this order: after the first part, the chunks are not so many that the arithmetic could
+  // overflow.
   if (layout.chunks > bytes / 2 || layout.head() + layout.tail > bytes) return kBadLength;
   if (!layout.chunks) return layout.head() + layout.tail == bytes ? kOk : kBadLength;
   const std::size_t least = (layout.chunks - 1) * least_bytes(kMpcChunk * layout.word, layout.width()) +
@@ -129,7 +130,7 @@ int check(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::
   const int status = check_head(payload, bytes, dtype, n);
   if (status != kOk) return status;
   const Layout layout(dtype, n);
-  std::size_t total = layout.head() + layout.tail;  // of at most 2^49 chunks of 16-bit sizes: no overflow
+  std::size_t total = layout.head() + layout.tail;  // at most 2^49 chunks of 16-bit sizes: no overflow
   for (std::size_t c = 0; c < layout.chunks; ++c) {
     const std::size_t size = load_size(payload + sizeof(MpcPrefix), c), raw = layout.bytes_of(c);
     if (size > raw || size < least_bytes(raw, layout.width())) return kBadLength;
@@ -176,7 +177,7 @@ int decode(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTy
   });
   for (int r = 0; r < ranges; ++r)
     if (status[r] != kOk) return status[r];
-  if (layout.tail)  // of types that are not converted
+  if (layout.tail)  // only types that are not converted have a tail
     std::memcpy(out + layout.words * word, payload + bytes - layout.tail, layout.tail);
   return kOk;
 }

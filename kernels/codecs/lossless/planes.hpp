@@ -17,7 +17,7 @@ struct PlanesKernels {
   void (*join)(const std::uint8_t* const* planes, std::size_t m, int width, bool rotate, std::uint8_t* out);
 };
 
-// The planes of m words that are worth compressing: bit k for plane k.
+// Return which planes of m words are worth compressing: bit k for plane k.
 unsigned compressible_planes(const std::uint8_t* src, std::size_t m, int width, bool rotate);
 
 // Join planes of m floats of type `dtype` and convert them to, or add them to, `out`.

@@ -9,15 +9,15 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
-// The forms with a full mask are those whose plain ones GCC 12 takes for uses of uninitialized registers.
+// Intrinsics with a full mask replace plain ones that GCC 12 takes for uses of uninitialized registers.
 
-// Registers that 64 words of Width bytes fill are also as many as they have planes.
+// Split 64 words of Width bytes into planes. The words fill as many registers as they have planes.
 template <int Width>
 void split_bytes(const __m512i* words, __m512i* planes);
 template <int Width>
 void join_bytes(const __m512i* planes, __m512i* words);
 
-// In each lane of 16 bytes: four words' bytes 0, then their bytes 1, ... It is its own inverse.
+// Reorder each lane of 16 bytes: four words' bytes 0, then their bytes 1, ... This is its own inverse.
 inline __m512i transpose_4x4(__m512i x) {
   return _mm512_shuffle_epi8(
       x, _mm512_maskz_broadcast_i32x4(0xFFFF,
@@ -43,7 +43,7 @@ inline void join_bytes<2>(const __m512i* planes, __m512i* words) {
   words[1] = _mm512_shuffle_epi8(_mm512_permutex2var_epi64(planes[0], high, planes[1]), by_word);
 }
 
-// Quarters: of each register, 32 bits per lane of 16 bytes belong to one plane.
+// The split goes by quarters: 32 bits of each register's lanes of 16 bytes belong to one plane.
 template <>
 inline void split_bytes<4>(const __m512i* words, __m512i* planes) {
   const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);

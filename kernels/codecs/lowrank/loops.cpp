@@ -1,7 +1,8 @@
 // The products of PowerSGD: a large matrix times a thin one; compiled once per instruction set.
 //
 // The order of every sum is fixed, with sixteen partial sums whatever the instruction set, so that ranks on
-// different machines get the same bits. GCC's vector types are lowered to what the instruction set has.
+// different machines get the same bits. The compiler lowers GCC's vector types to the instruction set's
+// registers.
 #include "codecs/common/tile.hpp"
 #include "codecs/lowrank/lowrank.hpp"
 
@@ -24,7 +25,7 @@ typedef float LooseVector
 
 #define HC_INLINE inline __attribute__((always_inline))
 
-// Sixteen floats in as many registers as they take.
+// Sixteen floats, in one register or several.
 struct Lanes {
   Vector v[kLanes / kVector];
 };
@@ -44,7 +45,7 @@ HC_INLINE void load_part(Lanes& x, const float* p, std::size_t m) {
   load(x, part);
 }
 
-// sum += x * y
+// Compute sum += x * y.
 HC_INLINE void multiply_add(Lanes& sum, const Lanes& x, const Lanes& y) {
   for (std::size_t i = 0; i < kLanes / kVector; ++i) sum.v[i] += x.v[i] * y.v[i];
 }
@@ -60,7 +61,7 @@ HC_INLINE float sum(const Lanes& x) {
   return part[0];
 }
 
-// Calls f.operator()<R>(k) for groups of R vectors that together are the `rank` vectors, k the first of each.
+// Call f.operator()<R>(k) for groups of R vectors that together are the `rank` vectors, k the first of each.
 template <typename F>
 void in_groups(std::size_t rank, F f) {
   std::size_t k = 0;
@@ -69,17 +70,17 @@ void in_groups(std::size_t rank, F f) {
   for (; k < rank; ++k) f.template operator()<1>(k);
 }
 
-// One NaN for all: which operand's NaN a sum keeps is up to the compiler.
+// Replace every NaN by one: which operand's NaN a sum keeps is up to the compiler.
 void canonical_nans(float* v, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) v[i] = v[i] != v[i] ? float_of(Real<float>::kNan) : v[i];
 }
 
-// How many elements of row i exist when only the first n of the matrix do.
+// Return how many elements of row i exist when only the first n of the matrix do.
 std::size_t row_length(std::size_t n, std::size_t i, std::size_t cols) {
   return n > i * cols ? smaller(cols, n - i * cols) : 0;
 }
 
-// `Rows` rows of the same length times R vectors of q: each piece of q that is loaded serves all rows.
+// Multiply `Rows` rows of the same length by R vectors of q: each piece of q that is loaded serves all rows.
 template <std::size_t Rows, std::size_t R>
 void project_rows(const float* m, std::size_t length, std::size_t cols, std::size_t rank, const float* q,
                   float* p) {
@@ -114,7 +115,7 @@ void project_rows(const float* m, std::size_t length, std::size_t cols, std::siz
 
 void project(const float* m, std::size_t n, std::size_t rows, std::size_t cols, std::size_t rank,
              const float* q, float* p) {
-  constexpr std::size_t kRows = kVector == 16 ? 4 : 2;  // what the registers hold; sums do not depend on it
+  constexpr std::size_t kRows = kVector == 16 ? 4 : 2;  // rows that registers hold; sums do not depend on it
   std::size_t i = 0;
   for (; i + kRows <= rows && (i + kRows) * cols <= n; i += kRows)
     project_rows<kRows>(m + i * cols, cols, cols, rank, q, p + i * rank);
@@ -236,7 +237,7 @@ bool replace(const float* p, const float* q, std::size_t n, std::size_t rows, st
   return peak < Real<float>::kInfinity;
 }
 
-// In eight partial sums.
+// Return the dot product, in eight partial sums.
 double dot(const float* a, const float* b, std::size_t n) {
   double sums[8] = {};
   std::size_t i = 0;
@@ -250,7 +251,7 @@ double dot(const float* a, const float* b, std::size_t n) {
 
 // Modified Gram-Schmidt, each vector orthogonalized twice ("twice is enough"), in double where it matters.
 void orthogonalize(float* v, std::size_t rows, std::size_t rank) {
-  constexpr double kDependent = 1e-12;  // squared: what is left of a vector, where rounding noise begins
+  constexpr double kDependent = 1e-12;  // squared share left of a vector below which it is rounding noise
   for (std::size_t k = 0; k < rank; ++k) {
     float* x = v + k * rows;
     const double before = dot(x, x, rows);

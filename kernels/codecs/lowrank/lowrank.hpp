@@ -23,8 +23,8 @@ struct LowrankKernels {
   void (*reconstruct)(const float* p, const float* q, std::size_t n, std::size_t rows, std::size_t cols,
                       std::size_t rank, float* m, bool add);
 
-  // Replace the first n elements of m by the same products, and write what m had more to `lost`. Returns
-  // whether all of that is finite.
+  // Replace the first n elements of m by the same products, and write m less the products to `lost`. Returns
+  // whether all of `lost` is finite.
   bool (*replace)(const float* p, const float* q, std::size_t n, std::size_t rows, std::size_t cols,
                   std::size_t rank, float* m, float* lost);
 

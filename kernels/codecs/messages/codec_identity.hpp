@@ -1,11 +1,11 @@
-// What a codec with its parameters is to others, beside how it encodes.
+// Identity of a codec with its parameters: the properties that other files need, besides its functions.
 #pragma once
 
 #include <cstdint>
 
 namespace hybridcomp {
 
-// A codec as a header names it.
+// Name of a codec in a header.
 struct CodecId {
   std::uint8_t codec;    // wire id
   std::uint32_t params;  // hash of its spec
@@ -14,8 +14,8 @@ struct CodecId {
 struct CodecIdentity {
   CodecId id = {};
 
-  // Where messages hold integers of blocks, nearest to the values, with scales alone, and nothing more: bits
-  // of an integer and elements of a block. Else 0.
+  // Bits of an integer and elements of a block, if messages hold blocks' integers, rounded to nearest, and
+  // scales, and nothing more. Else 0.
   int bits = 0;
   std::uint32_t block = 0;
 

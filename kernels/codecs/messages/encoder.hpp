@@ -1,4 +1,4 @@
-// A codec with its parameters, ready to encode: what Python makes once and calls for every array.
+// Encoder: a codec with its parameters, which Python makes once and calls for every array.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,8 @@ struct Encoder {
                             int threads, std::uint8_t* out)>
       write;
 
-  // The same of a sum (sums.hpp) while it is made; 0 if that is not possible. Empty if it never is.
+  // Write the message of a sum (sums.hpp) while it is made; return its bytes, 0 if that is not possible.
+  // Empty if it never is.
   std::function<std::size_t(const Kernels& k, const Sum& sum, int threads, std::uint8_t* out)> write_sum = {};
 };
 

@@ -13,10 +13,10 @@ namespace hybridcomp {
 // Elements encoded between two steps of the CRC: their bytes are still in L1 then.
 constexpr std::size_t kGroup = 8192;
 
-// What heads a message of this layout.
+// Opening of a message of this layout.
 struct Opening {
   CodecId codec;
-  DTypeCode dtype;     // of the elements
+  DTypeCode dtype;     // type of the elements
   const void* prefix;  // the codec's own fields, at most kMaxPrefix bytes
   std::size_t prefix_bytes;
 };

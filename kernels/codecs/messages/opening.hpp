@@ -11,12 +11,12 @@ namespace hybridcomp {
 
 constexpr std::uint64_t kMostElements = std::uint64_t(1) << 48;  // hybridcomp.wire.MAX_COUNT
 
-// The header of a message of n elements, its CRC yet to be computed.
+// Return the header of a message of n elements, its CRC yet to be computed.
 inline Header header_of(CodecId id, DTypeCode dtype, std::size_t n, std::size_t payload) {
   return {kMagic, id.codec, static_cast<std::uint8_t>(dtype), 0, n, payload, id.params, 0};
 }
 
-// CRC-32C of a message but for the CRC's own bytes.
+// Return the CRC-32C of a message without the CRC's own bytes.
 inline std::uint32_t crc_of(const std::uint8_t* message, std::size_t payload) {
   const Kernels& k = kernels();
   return k.crc32c(message + sizeof(Header), payload, k.crc32c(message, kCrcAt, 0));

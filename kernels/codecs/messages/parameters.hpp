@@ -1,4 +1,4 @@
-// The parameters of a codec, by their names in a spec string: what an encoder is made of.
+// Parameters of a codec, by their names in a spec string, from which an encoder is made.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class Parameters {
   void set(const std::string& name, Value value) { values_[name] = std::move(value); }
   bool has(const char* name) const { return values_.contains(name); }
 
-  // The value of a name; std::invalid_argument if there is none, or it is of another type.
+  // Return the value of a name; std::invalid_argument if there is none, or it is of another type.
   bool flag(const char* name) const { return get<bool>(name, "true or false"); }
   const std::string& word(const char* name) const { return get<std::string>(name, "a word"); }
   double number(const char* name) const {  // whole or not
@@ -26,7 +26,7 @@ class Parameters {
     return get<double>(name, "a number");
   }
 
-  // The same of one from `low` to `high`.
+  // Return the value of a name, which must be a whole number from `low` to `high`.
   template <typename T>
   T whole(const char* name, std::uint64_t low, std::uint64_t high) const {
     const std::uint64_t value = get<std::uint64_t>(name, "a whole number");
@@ -35,7 +35,7 @@ class Parameters {
     return static_cast<T>(value);
   }
 
-  // Say that the value of a name must be another.
+  // Throw std::invalid_argument: the value of a name must be `what`.
   [[noreturn]] static void refuse(const char* name, const std::string& what) {
     throw std::invalid_argument(std::string(name) + " must be " + what);
   }

@@ -32,7 +32,7 @@ void add_parts(const Kernels& k, std::span<const Parts> messages, std::size_t at
                const void* own, void* sums) {
   constexpr std::size_t kMost = 4;
   while (!messages.empty()) {
-    // As many as are of one plain format, a few at a time.
+    // Messages in a row with one plain format are added together, a few at a time.
     BlockPart blocks[kMost];
     std::size_t count = 0;
     for (const Parts& message : messages) {
@@ -52,7 +52,7 @@ void add_parts(const Kernels& k, std::span<const Parts> messages, std::size_t at
 
 void decode_streaming(const Kernels& k, const Parts& parts, std::size_t n, int threads, std::uint8_t* out,
                       DTypeCode out_dtype) {
-  // Short tiles: the stores of one leave for memory while the next is computed.
+  // Tiles are short, so that the stores of one leave for memory while the next is computed.
   constexpr std::size_t kShort = 512;
   const std::size_t tile = std::max(kShort / parts.unit, std::size_t(1)) * parts.unit;
   const std::size_t size = size_of(out_dtype);

@@ -1,6 +1,6 @@
 // Sums of an array and of messages, made tile by tile while the tile is in L1: the array's elements are
-// widened, each message's values added in order, the sum divided, and handed to whoever encodes or writes it.
-// Bit for bit what the same steps over whole arrays give.
+// widened, each message's values added in order, the sum divided, and handed to the code that encodes or
+// writes it. The bits are those that the same steps over whole arrays give.
 #pragma once
 
 #include <cstddef>
@@ -16,15 +16,15 @@ namespace hybridcomp {
 struct Sum {
   const std::uint8_t* own;  // n elements; null for zeros
   DTypeCode own_dtype;
-  std::span<const Parts> messages;  // of n elements each; doubles with doubles only
+  std::span<const Parts> messages;  // n elements each; doubles with doubles only
   std::size_t n;
   int ranks;        // the sum is divided by it
-  DTypeCode dtype;  // of the elements that `tile` gives
+  DTypeCode dtype;  // type of the elements that `tile` returns
 
-  // Where the values that a receiver of the encoded sum decodes go, or null. May be `own`.
+  // Destination for the values that a receiver of the encoded sum decodes, or null. May be `own`.
   std::uint8_t* result;
   DTypeCode result_dtype;
-  bool stream;  // past the caches
+  bool stream;  // write past the caches
 
   // Memory for `tile`.
   struct Buffer {
@@ -34,14 +34,14 @@ struct Sum {
 
   DTypeCode accumulator() const { return own_dtype == kFloat64 ? kFloat64 : kFloat32; }
 
-  // The finished sums of elements at .. at + m of type `dtype`; m at most kPartTile, `at` a multiple of the
-  // messages' units.
+  // Return the finished sums of elements at .. at + m, of type `dtype`; m at most kPartTile, `at` a multiple
+  // of the messages' units.
   const std::uint8_t* tile(const Kernels& k, std::size_t at, std::size_t m, Buffer* buffer) const;
 
   // Whether the messages can be read in tiles that begin at multiples of `unit`.
   bool fits(std::size_t unit) const;
 
-  // The largest of the messages' units, if it is such a one; else 0.
+  // Return the largest of the messages' units if it is a multiple of all of them; else 0.
   std::size_t unit() const;
 
   // Write the result's elements at .. at + m, which decode(to) writes as `result_dtype`; nothing if there is
@@ -56,11 +56,11 @@ struct Sum {
   }
 };
 
-// Write the sum itself, as `dtype`, to `result`, whose type that is, and to `also` if that is not null. Only
+// Write the sum itself, as `dtype`, to `result`, which has that type, and to `also` if that is not null. Only
 // the last of them goes past the caches.
 void write_sum(const Kernels& k, const Sum& sum, int threads, std::uint8_t* also = nullptr);
 
-// The payload of a message by any codec.
+// Payload of a message by any codec.
 struct Payload {
   std::uint8_t codec;
   const std::uint8_t* data;
@@ -68,9 +68,9 @@ struct Payload {
   DTypeCode dtype;
 };
 
-// The same steps over whole arrays, for messages whose payloads cannot be read in stretches: the finished
-// sum, in `memory`, whatever `sum.messages` holds; null if a message cannot be added, or there are no
-// elements.
+// Do the same steps over whole arrays, for messages whose payloads cannot be read in stretches;
+// `sum.messages` is not used. Returns the finished sum, in `memory`; null if a message cannot be added, or
+// there are no elements.
 const std::uint8_t* sum_whole(const Kernels& k, const Sum& sum, std::span<const Payload> messages,
                               int threads, Scratch* memory);
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kUsualBlock = 128;
 
-// m <= kTile elements as floats: the memory itself where it can be used as it is, else `buffer`.
+// Return m <= kTile elements as floats: the memory itself where it can be used as it is, else `buffer`.
 template <DTypeCode D>
 const float* floats(const std::uint8_t* src, std::size_t m, float* buffer) {
   if constexpr (D == kFloat64) {
@@ -25,7 +25,7 @@ const float* floats(const std::uint8_t* src, std::size_t m, float* buffer) {
   }
 }
 
-// Blocks that are not of the usual length take the loops with a length that varies.
+// Length of the blocks whose loops have a constant length; other blocks take loops with a variable one.
 template <bool Mx>
 constexpr std::size_t kConstant = Mx ? kMxBlock : kUsualBlock;
 
@@ -60,8 +60,8 @@ constexpr std::size_t bytes_of(std::size_t n) {
   return MinifloatKind{F, false}.code_bytes(n);
 }
 
-// Encode m <= kTile values: whole blocks, the last of which may be short. All peaks first, then all scales,
-// then all codes: one block after another would wait for each block's maximum and division in turn.
+// Encode m <= kTile values: whole blocks, the last of which may be short. All peaks are found first, then all
+// scales, then all codes: one block after another would wait for each block's maximum and division in turn.
 template <MinifloatFormat F, bool Mx>
 void encode_tile(const float* x, std::size_t m, std::size_t block, std::uint8_t* scales,
                  std::uint8_t* codes) {
@@ -99,7 +99,7 @@ void encode_tile(const float* x, std::size_t m, std::size_t block, std::uint8_t*
   }
 }
 
-// A block longer than a tile.
+// Encode a block longer than a tile.
 template <MinifloatFormat F, bool Mx, DTypeCode D>
 void encode_long(const std::uint8_t* src, std::size_t m, std::uint8_t* scale, std::uint8_t* codes) {
   constexpr std::size_t kSize = sizeof(StorageOf<D>);
@@ -156,7 +156,7 @@ void decode_run(const std::uint8_t* scales, const std::uint8_t* codes, std::size
   }
 }
 
-// Into another type than float, or unaligned memory: through a buffer, tile by tile.
+// Decode to another type than float, or to unaligned memory: through a buffer, tile by tile.
 template <MinifloatFormat F, bool Mx, DTypeCode D>
 void decode_buffered(const std::uint8_t* scales, const std::uint8_t* codes, std::size_t n, std::size_t block,
                      std::uint8_t* out, bool add) {

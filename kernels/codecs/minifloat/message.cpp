@@ -29,7 +29,8 @@ Encoder encoder_of(CodecId id, std::uint32_t block, MinifloatKind kind) {
           }};
 }
 
-// A codec of elements of `Bits` (8 or 4) bits; `Mx`: in blocks of the microscaling formats.
+// Make the encoder of a codec with elements of `Bits` (8 or 4) bits; `Mx`: in blocks of the microscaling
+// formats.
 template <int Bits, bool Mx>
 Encoder make(CodecId id, const Parameters& parameters) {
   MinifloatFormat format = kE2M1;

@@ -10,7 +10,7 @@
 
 namespace hybridcomp {
 
-// What a message is made of: which elements, and whether their scales are E8M0 (MX) or float.
+// Kind of a message: its elements' format, and whether their scales are E8M0 (MX) or float.
 struct MinifloatKind {
   MinifloatFormat format;  // kE2M1 only with mx
   bool mx;                 // then blocks are of kMxBlock

@@ -1,4 +1,4 @@
-// Values that share a scale to codes and back: plain loops, and what the vector instruction sets do better.
+// Values that share a scale to codes and back: plain loops, and vector code where it is faster.
 #pragma once
 
 #include "codecs/common/tile.hpp"
@@ -36,7 +36,7 @@ inline __m512i codes_of(__m512 y) {
                                    _mm512_maskz_srli_epi32(0xFFFF, u, 32 - Minifloat<F>::kBits), 0xCA);
 }
 
-// The largest magnitudes of 16 microscaling blocks.
+// Find the largest magnitudes of 16 microscaling blocks.
 inline void peaks16(const float* x, std::uint32_t* peaks) {
   __m512i v[16];
   const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
@@ -61,8 +61,8 @@ inline void peaks16(const float* x, std::uint32_t* peaks) {
                                     _mm512_maskz_shuffle_i32x4(0xFFFF, v[0], v[1], 0xDD)));
 }
 
-// The codes of 64 values, of which the first 32 are multiplied by one factor and the others by another; a
-// factor of 0 makes codes of 0, of NaN too.
+// Encode 64 values, of which the first 32 are multiplied by one factor and the others by another; a factor of
+// 0 makes codes of 0, for NaN too.
 template <MinifloatFormat F, bool Saturate>
 inline void encode64(const float* x, float first, float second, std::uint8_t* codes) {
   const __m512 f = _mm512_set1_ps(first), s = _mm512_set1_ps(second);
@@ -113,7 +113,7 @@ inline __m256i codes_of(__m256 y) {
 
 constexpr std::size_t kPeaks = 8, kEncoded = 32;
 
-// The largest magnitudes of 8 microscaling blocks.
+// Find the largest magnitudes of 8 microscaling blocks.
 inline void peaks_at_once(const float* x, std::uint32_t* peaks) {
   const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
   const auto larger = [](__m256i a, __m256i b) { return _mm256_max_epi32(a, b); };
@@ -137,7 +137,7 @@ inline void peaks_at_once(const float* x, std::uint32_t* peaks) {
                                                                 _mm256_permute2x128_si256(v[0], v[1], 0x31)));
 }
 
-// The codes of 32 values; a factor of 0 makes codes of 0, of NaN too.
+// Encode 32 values; a factor of 0 makes codes of 0, for NaN too.
 template <MinifloatFormat F, bool Saturate>
 inline void encode_at_once(const float* x, float inverse, std::uint8_t* codes) {
   const __m256 f = _mm256_set1_ps(inverse);
@@ -159,7 +159,7 @@ inline void encode_at_once(const float* x, float inverse, std::uint8_t* codes) {
 
 #endif
 
-// The codes of m values (N, if that is not 0) that share a scale. Saturate: they may be beyond the largest.
+// Encode m values (N, if that is not 0) that share a scale. Saturate: values may be beyond the largest.
 template <MinifloatFormat F, bool Saturate, std::size_t N>
 void encode_values(const float* __restrict x, std::size_t m, float inverse, std::uint8_t* __restrict codes) {
   const std::size_t n = N ? N : m;
@@ -183,8 +183,8 @@ void encode_values(const float* __restrict x, std::size_t m, float inverse, std:
   }
 }
 
-// The largest magnitudes of whole microscaling blocks, as many as this instruction set takes at once; returns
-// their number.
+// Find the largest magnitudes of whole microscaling blocks, as many as this instruction set takes at once;
+// returns their number.
 inline std::size_t peaks_mx(const float* x, std::size_t blocks, std::uint32_t* peaks) {
   std::size_t b = 0;
 #if defined(__AVX2__)
@@ -195,8 +195,8 @@ inline std::size_t peaks_mx(const float* x, std::size_t blocks, std::uint32_t* p
   return b;
 }
 
-// The codes of whole microscaling blocks, as many as this instruction set takes at once; returns their
-// number. A block with an inverse of 0 gets codes of 0.
+// Encode whole microscaling blocks, as many as this instruction set takes at once; returns their number. A
+// block with an inverse of 0 gets codes of 0.
 template <MinifloatFormat F>
 std::size_t encode_mx(const float* x, const float* inverse, std::size_t blocks, std::uint8_t* codes) {
   std::size_t b = 0;
@@ -225,8 +225,8 @@ inline void put(float* out, float value) {
 
 #if defined(__AVX2__)
 
-// 16 codes of 8 bits as halves: E5M2 is the upper byte of one, E4M3 has another bias, 7 for 15, so that its
-// halves are too small by 2^8. Halves convert to float the same in all modes, denormal ones too.
+// Turn 16 codes of 8 bits into halves: E5M2 is the upper byte of a half, E4M3 has another bias, 7 for 15, so
+// that its halves are too small by 2^8. Halves convert to float the same in all modes, denormal ones too.
 template <MinifloatFormat F>
 inline __m256i halves_of(const std::uint8_t* codes) {
   const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
@@ -242,7 +242,7 @@ inline __m256i halves_of(const std::uint8_t* codes) {
 
 #if defined(__AVX512F__)
 
-// 16 values from their codes.
+// Decode 16 values.
 template <MinifloatFormat F, bool Add>
 inline void decode16(const std::uint8_t* codes, float scale, float* out) {
   __m512 v;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::size_t kLanes = kSignLanes;
 
-// The signs of sixteen values, the first in bit 0.
+// Return the signs of sixteen values, the first in bit 0.
 inline std::uint32_t signs_of(const float* x) {
 #if defined(__AVX512F__)
   return _mm512_movepi32_mask(_mm512_castps_si512(_mm512_loadu_ps(x)));
@@ -66,7 +66,7 @@ void spread(std::uint32_t bits, double mean, double* out) {
   }
 }
 
-// GCC's vectors of a register: it lowers longer ones badly, to memory.
+// GCC's vectors of one register, since it lowers longer ones badly, to memory.
 #if defined(__AVX512F__)
 constexpr std::size_t kRegister = 64;
 #elif defined(__AVX2__)

@@ -41,7 +41,7 @@ int open(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, std::s
   std::memcpy(&prefix, payload, sizeof(prefix));
   if (!valid_block(prefix.block) || prefix.flags) return kBadBlock;
   *block = prefix.block;
-  // First of all before n enters any arithmetic that could overflow.
+  // The first check comes before n enters any arithmetic that could overflow.
   return n / 8 <= bytes && bytes == payload_bytes(n, dtype, prefix.block) ? kOk : kBadLength;
 }
 

@@ -9,8 +9,8 @@
 namespace hybridcomp {
 
 struct SignKernels {
-  // Of `n` elements (whole blocks; the last may be short) write each block's mean magnitude to `means`
-  // (float; double for kFloat64) and the signs, a bit each, to `bits`.
+  // Encode `n` elements (whole blocks; the last may be short): each block's mean magnitude to `means` (float;
+  // double for kFloat64) and the signs, a bit each, to `bits`.
   void (*encode)(const void* src, DTypeCode dtype, std::size_t n, std::uint32_t block, std::uint8_t* means,
                  std::uint8_t* bits);
 

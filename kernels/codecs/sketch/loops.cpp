@@ -1,4 +1,4 @@
-// Bitmaps of non-zeros, and of what a Bloom filter may hold; compiled once per instruction set.
+// Bitmaps of non-zeros, and of elements that a Bloom filter may hold; compiled once per instruction set.
 #include <algorithm>
 
 #include "codecs/common/tile.hpp"
@@ -64,9 +64,9 @@ std::size_t mask(const void* src, std::size_t size, std::size_t n, std::uint8_t*
   return mask_all<std::uint64_t>(from, n, words);
 }
 
-// The word of the bitmap that begins at element `base`. Of a filter that is as full as it should be, each
-// probe finds half of what it does not hold: the first ones are made of all elements at once, the others of
-// those left.
+// Return the word of the bitmap that begins at element `base`. In a filter that is as full as it should be,
+// each probe passes half of the elements that it does not hold: the first probes are made for all elements at
+// once, the others for those left.
 std::uint64_t held(const std::uint32_t* filter, const BloomShape& shape, BloomKeys keys, std::uint32_t base) {
   constexpr std::uint32_t kTogether = 3;
   const std::uint32_t together = std::min(shape.hashes, kTogether);

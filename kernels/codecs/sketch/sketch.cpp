@@ -1,4 +1,4 @@
-// What depends on where the non-zeros are, not on the instruction set: each element is an access of its own.
+// Sketches, in code that gains nothing from an instruction set: each non-zero is a memory access of its own.
 #include "codecs/sketch/sketch.hpp"
 
 #include <cmath>
@@ -18,7 +18,7 @@ std::uint64_t word_at(const std::uint8_t* words, std::size_t w) {
   return word;
 }
 
-// Calls f(i) for every element of the bitmap, ascending.
+// Call f(i) for every element of the bitmap, ascending.
 template <typename F>
 void each(const std::uint8_t* words, std::size_t n, F f) {
   for (std::size_t w = 0; w < words_of(n); ++w)
@@ -56,7 +56,7 @@ void add_all(const std::uint8_t* words, std::size_t n, const std::uint8_t* value
   });
 }
 
-// One element of a tensor in its computing type.
+// Return one element of a tensor in its computing type.
 template <typename T>
 T load(const std::uint8_t* src, DTypeCode dtype, std::size_t i) {
   if constexpr (sizeof(T) == 8) {
@@ -118,8 +118,8 @@ void fold_all(const std::uint8_t* words, std::size_t n, const std::uint8_t* src,
   });
 }
 
-// What is in a counter: how many elements, and the blocks they belong to, XOR-ed. Of one element that is its
-// block, so that it need not be searched for.
+// Members of a counter: how many elements, and the blocks they belong to, XOR-ed. With one element that is
+// its block, so that it need not be searched for.
 struct Cell {
   std::uint32_t members, blocks;
 };
@@ -132,7 +132,7 @@ bool is_residue(T x, T largest) {
   return magnitude(x) < Real<T>::kInfinity && std::abs(x) <= largest * kShare;
 }
 
-// `counters` and `out` null: only the structure.
+// Peel as sketch_peel does; with `counters` and `out` null only the structure.
 template <typename T>
 std::size_t peel_all(const std::uint8_t* words, std::size_t n, const SketchShape& shape, T* counters, T* out,
                      bool zeros) {
@@ -150,8 +150,8 @@ std::size_t peel_all(const std::uint8_t* words, std::size_t n, const SketchShape
     ++remaining;
   });
 
-  // First in, first out: an element is taken from the counter that needs the fewest subtractions before it.
-  // A counter comes to one member once at most.
+  // The queue is first in, first out: an element is taken from the counter that needs the fewest subtractions
+  // before it. A counter comes to one member once at most.
   std::vector<std::uint32_t> queue;
   queue.reserve(cells.size());
   for (std::size_t c = 0; c < cells.size(); ++c)
@@ -159,7 +159,7 @@ std::size_t peel_all(const std::uint8_t* words, std::size_t n, const SketchShape
   std::vector<std::uint64_t> left(counters ? words_of(n) : 0);
   if (!left.empty()) std::memcpy(left.data(), words, left.size() * 8);
   std::vector<T> largest(zeros ? cells.size()
-                               : 0);  // magnitude of what was taken out of a counter, or read with it
+                               : 0);  // largest magnitude taken out of a counter, or read with it
   for (std::size_t at = 0; at < queue.size(); ++at) {
     const std::size_t from = queue[at];
     if (cells[from].members != 1) continue;  // its element was alone elsewhere, too

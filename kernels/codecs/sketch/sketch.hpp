@@ -11,9 +11,9 @@
 
 namespace hybridcomp {
 
-// How a Bloom filter is laid out: each `part` elements (a multiple of 64) have `bits` bits of their own (a
-// multiple of 64), and of those an element has `hashes` (1 .. kMostBloomHashes). It knows elements by their
-// place in their part.
+// Layout of a Bloom filter: each `part` elements (a multiple of 64) have `bits` bits of their own (a multiple
+// of 64), of which an element has `hashes` (1 .. kMostBloomHashes). The filter knows elements by their place
+// in their part.
 struct BloomShape {
   std::size_t part;
   std::uint32_t bits;
@@ -40,22 +40,22 @@ std::size_t sketch_mask(const Kernels& k, const std::uint8_t* src, std::size_t s
 // Whether a bitmap of n elements has k bits, none past the end; returns a Status.
 int bitmap_check(const std::uint8_t* words, std::size_t n, std::size_t k);
 
-// The elements of a checked bitmap, packed; and packed values of `dtype` to their places, zero elsewhere, or
-// with `add` (kFloat32 or kFloat64) added to what is there.
+// Pack the elements of a checked bitmap; and write packed values of `dtype` to their places, zero elsewhere,
+// or with `add` (kFloat32 or kFloat64) add them to the values there.
 void bitmap_gather(const std::uint8_t* words, std::size_t n, const std::uint8_t* src, std::size_t size,
                    std::uint8_t* values);
 void bitmap_scatter(const std::uint8_t* words, std::size_t n, const std::uint8_t* values, DTypeCode dtype,
                     std::uint8_t* out, bool add);
 
 // Set the bits of the elements of a checked bitmap in a filter; and write the bitmap of the n elements that
-// it may hold: all that were put in, and some others. Returns how many bits of it are set.
+// the filter may hold: all that were put in, and some others. Returns how many bits of it are set.
 void bloom_insert(const std::uint8_t* words, std::size_t n, const BloomShape& shape, int threads,
                   std::uint64_t* filter);
 std::size_t bloom_query(const Kernels& k, const std::uint64_t* filter, std::size_t n, const BloomShape& shape,
                         int threads, std::uint8_t* words);
 
-// How a sketch is laid out: element i is in lane i % lanes of block i / lanes; each of three hashes has
-// `third` rows; a row has a counter per lane.
+// Layout of a sketch: element i is in lane i % lanes of block i / lanes; each of three hashes has `third`
+// rows; a row has a counter per lane.
 struct SketchShape {
   std::size_t lanes;
   std::uint32_t third;
@@ -63,7 +63,7 @@ struct SketchShape {
   std::size_t counters() const { return 3 * static_cast<std::size_t>(third) * lanes; }
 };
 
-// The largest number of elements in any lane.
+// Return the largest number of elements in any lane.
 std::size_t sketch_fullest(const std::uint8_t* words, std::size_t n, std::size_t lanes);
 
 // Add a tensor's non-zeros to `counters`: float, double for kFloat64; aligned.
@@ -71,10 +71,10 @@ void sketch_fold(const std::uint8_t* words, std::size_t n, const std::uint8_t* s
                  const SketchShape& shape, void* counters);
 
 // Peel: an element that is alone in one of its counters is read there and taken out of its other two, until
-// there is none. `counters` (float; double if `wide`) are used up; what remains gets the median of its three
-// estimates. Writes the elements of the bitmap to `out`. With `counters` null it only counts. With `zeros`
-// the bitmap may have elements that nobody added: what can be rounding's residue of the values that were
-// taken out of a counter is a zero. Returns how many elements remained.
+// there is none. `counters` (float; double if `wide`) are used up; elements that remain get the median of
+// their three estimates. Writes the elements of the bitmap to `out`. With `counters` null it only counts.
+// With `zeros` the bitmap may have elements that no rank added: a value that may be the rounding residue of
+// values taken out of its counter is a zero. Returns how many elements remained.
 std::size_t sketch_peel(const std::uint8_t* words, std::size_t n, const SketchShape& shape, void* counters,
                         void* out, bool wide, bool zeros);
 

@@ -11,7 +11,7 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
-// Byte positions of 16-bit elements from their lanes.
+// Return the byte positions of 16-bit elements from their lanes.
 inline __m128i positions16(__m128i lanes) {
   const __m128i wide = _mm_cvtepu8_epi16(lanes);
   return _mm_add_epi16(_mm_mullo_epi16(wide, _mm_set1_epi16(0x0202)), _mm_set1_epi16(0x0100));
@@ -59,25 +59,27 @@ struct Eight<std::uint16_t> {
   }
 };
 
-// What a key that reaches `limit` is above, as a signed integer: none reaches a limit beyond all keys.
+// Return the signed integer that exactly the keys reaching `limit` are above: no key reaches a limit beyond
+// all keys.
 template <typename U>
 constexpr U below_limit(U limit) {
   return limit > Keys<U>::kMask ? Keys<U>::kMask : static_cast<U>(limit - 1);
 }
 
-// The first `count` of the bits set.
+// Return the first `count` of the bits set.
 inline std::uint32_t first_bits(std::uint32_t mask, std::uint64_t count) {
   std::uint32_t kept = 0;
   for (; mask && count; --count, mask &= mask - 1) kept |= mask & (0u - mask);
   return kept;
 }
 
-// Chunks without selected elements are passed over as long as the last stretch of elements had few: else the
-// branch is mispredicted so often that moving nothing costs less.
+// Chunks without selected elements are skipped as long as the last stretch of elements had few: else the
+// branch is mispredicted so often that moving no elements costs less.
 constexpr std::size_t kStretch = 1024, kFewOfStretch = 8;
 
-// Whole chunks of the selected elements, from `at` on, as long as there are ties to count if kTies. Stores
-// write no further than the elements that are read already, which values and indices may be.
+// Collect the selected elements of whole chunks, from `at` on, as long as there are ties to count if kTies.
+// Stores write no further than the elements that are read already, since values and indices may be the
+// inputs.
 template <typename U, bool kListed, bool kTies>
 void collect_chunks(const std::uint8_t* src, std::size_t m, const std::uint16_t* from, Selection* selection,
                     std::uint16_t* indices, U* values, std::size_t* place, std::size_t* used) {

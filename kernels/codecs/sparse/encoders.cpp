@@ -6,8 +6,8 @@
 namespace hybridcomp {
 namespace {
 
-// `most(n)`: the most elements of n that are sent. `select(kernels, src, dtype, n, threads)` selects them.
-// "plain" is the hash of the spec of `none`.
+// Make the encoder of a sparse codec. `most(n)`: the most elements of n that are sent. `select(kernels, src,
+// dtype, n, threads)` selects them. "plain" is the hash of the spec of `none`.
 template <typename Most, typename Select>
 Encoder encoder_of(CodecId id, const Parameters& parameters, Most most, Select select) {
   const auto plain = parameters.whole<std::uint32_t>("plain", 0, ~std::uint32_t(0));
@@ -19,7 +19,7 @@ Encoder encoder_of(CodecId id, const Parameters& parameters, Most most, Select s
           }};
 }
 
-// A share of n elements, rounded up: in whole numbers, since 0.07 * 100 is 7.000000000000001 otherwise.
+// Share of n elements, rounded up: in whole numbers, since 0.07 * 100 is 7.000000000000001 otherwise.
 struct Share {
   std::uint64_t numerator, denominator;
 
@@ -73,7 +73,8 @@ int decode(const Kernels& k, const std::uint8_t* payload, std::size_t bytes, DTy
   return read_sparse_payload(k, payload, bytes, n, dtype, out, add, threads);
 }
 
-// Python checks their payloads, which may hold messages of any codec.
+// Return a sparse codec's entry, without checks: Python checks its payloads, which may hold messages of any
+// codec.
 constexpr CodecEntry entry(std::uint8_t id, Encoder (*make)(CodecId, const Parameters&)) {
   return {.id = id, .encoder = make, .decode = decode};
 }

@@ -1,4 +1,4 @@
-// What `threshold` and `sidco` measure before they select: the rounding rules and orders are in
+// Kernels by which `threshold` and `sidco` measure before they select: the rounding rules and orders are in
 // hybridcomp/sparse.hpp, keys in sparse.hpp.
 #pragma once
 
@@ -10,20 +10,21 @@
 namespace hybridcomp {
 
 struct FitKernels {
-  // Sum of the squares of n <= kIndexBlock elements; those that are not finite count as zero and are counted.
+  // Return the sum of the squares of n <= kIndexBlock elements; those that are not finite count as zero, and
+  // `not_finite` is their number.
   double (*squares)(const void* src, DTypeCode dtype, std::size_t n, std::size_t* not_finite);
 
-  // The sample of SIDCo (hybridcomp/sparse.hpp) as keys of floats, or of doubles for kFloat64, zero where an
-  // element is not finite; return how many are not. groups == 0: all n elements.
+  // Write the sample of SIDCo (hybridcomp/sparse.hpp) as keys of floats, or of doubles for kFloat64, zero
+  // where an element is not finite; return how many are not. groups == 0: all n elements.
   std::size_t (*sample)(const void* src, DTypeCode dtype, std::size_t n, std::size_t groups, void* keys);
 
-  // Of n keys of floats (doubles if wide): how many are at least `limit`, and the sum of those.
+  // Return how many of n keys of floats (doubles if wide) are at least `limit`, and write the sum of those.
   std::size_t (*tail)(const void* keys, bool wide, std::size_t n, std::uint64_t limit, double* sum);
 
-  // The sum of the squares of the same keys.
+  // Return the sum of the squares of the same keys.
   double (*tail_squares)(const void* keys, bool wide, std::size_t n, std::uint64_t limit);
 
-  // How many of n aligned elements have key >= limit.
+  // Return how many of n aligned elements have key >= limit.
   std::size_t (*reaching)(const void* src, DTypeCode dtype, std::size_t n, std::uint64_t limit);
 };
 

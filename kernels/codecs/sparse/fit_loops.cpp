@@ -33,7 +33,7 @@ inline std::size_t set_lanes(__m256i x) {
       __builtin_popcount(static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(x)))));
 }
 
-// add_tail of whole groups of kLanes elements; returns how many elements they are. Keys are positive as
+// Do add_tail for whole groups of kLanes elements; returns how many elements they are. Keys are positive as
 // signed integers, which AVX2 compares.
 inline std::size_t add_tail_groups(const std::uint32_t* keys, std::size_t n, std::uint32_t limit,
                                    double* lanes, std::size_t* count) {
@@ -58,7 +58,7 @@ inline std::size_t add_tail_groups(const std::uint32_t* keys, std::size_t n, std
 
 #endif
 
-// Elements i with keys[i] >= limit: their number, their magnitudes added to the lanes. Vectorized by lanes.
+// Count the elements i with keys[i] >= limit and add their magnitudes to the lanes. Vectorized by lanes.
 template <typename U>
 std::size_t add_tail(const U* keys, std::size_t n, U limit, double* lanes) {
   std::size_t count = 0;
@@ -131,7 +131,7 @@ double fit_tail_squares(const void* keys, bool wide, std::size_t n, std::uint64_
               : tail_squares(static_cast<const std::uint32_t*>(keys), n, static_cast<std::uint32_t>(limit));
 }
 
-// The keys of n values, zero where they are not finite; returns how many are not.
+// Write the keys of n values, zero where they are not finite; returns how many are not.
 template <typename T>
 inline std::size_t finite_keys(const T* x, std::size_t n, typename Real<T>::Bits* keys) {
   typename Real<T>::Bits others = 0;
@@ -144,7 +144,7 @@ inline std::size_t finite_keys(const T* x, std::size_t n, typename Real<T>::Bits
   return others;
 }
 
-// The same of m <= kTile elements.
+// The same for m <= kTile elements.
 template <DTypeCode D>
 std::size_t finite_keys_of(const std::uint8_t* src, std::size_t m, typename Real<ComputeOf<D>>::Bits* keys) {
   ComputeOf<D> buffer[kTile];
@@ -153,8 +153,9 @@ std::size_t finite_keys_of(const std::uint8_t* src, std::size_t m, typename Real
 
 #if defined(__AVX512F__)
 
-// Add the squares of all whole groups of kLanes elements to the lanes, count what is not finite; return the
-// number of elements in them. In registers from load to sum: as fast as memory is read.
+// Add the squares of all whole groups of kLanes elements to the lanes, count elements that are not finite;
+// return the number of elements in the groups. Values stay in registers from load to sum: this is as fast as
+// memory is read.
 template <DTypeCode D>
 std::size_t add_squares(const std::uint8_t* src, std::size_t n, double* lanes, std::size_t* others) {
   const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
@@ -184,7 +185,7 @@ std::size_t add_squares(const std::uint8_t* src, std::size_t n, double* lanes, s
 
 #elif defined(__AVX2__)
 
-// The same by eight elements; as signed integers, which keys are positive as.
+// The same by eight elements; keys are compared as signed integers, since they are positive.
 template <DTypeCode D>
 std::size_t add_squares(const std::uint8_t* src, std::size_t n, double* lanes, std::size_t* others) {
   const __m256i magnitude = _mm256_set1_epi32(0x7FFFFFFF);
@@ -247,7 +248,7 @@ std::size_t fit_sample(const void* src, DTypeCode dtype, std::size_t n, std::siz
       for (std::size_t at = 0; at < n; at += kTile)
         others += finite_keys_of<D>(from + at * size_of(D), smaller(kTile, n - at), to + at);
     constexpr std::size_t kGroups = kTile / kGroupOfSample;
-    constexpr std::size_t kAhead = 32;  // groups; no hardware foresees where they are
+    constexpr std::size_t kAhead = 32;  // groups; hardware prefetchers cannot foresee their places
     StorageOf<D> picked[kTile];
     for (std::size_t g = 0; g < groups; g += kGroups) {
       const std::size_t part = smaller(kGroups, groups - g);
@@ -270,7 +271,7 @@ std::size_t reaching(const U* x, std::size_t n, U limit) {
   std::size_t total = 0;
   for (std::size_t at = 0; at < n; at += kTile) {
     const std::size_t end = at + smaller(kTile, n - at);
-    U count = 0;  // of the elements' own width, which vectorizes
+    U count = 0;  // a count of the elements' own width vectorizes
     for (std::size_t i = at; i < end; ++i) count += (x[i] & kMask) >= limit;
     total += count;
   }

@@ -20,7 +20,7 @@ std::uint32_t load32(const std::uint8_t* p) {
   return v;
 }
 
-// Check the section's lengths: what the counts say must be what is there.
+// Check the section's lengths: the counts must add up to its bytes and to k.
 int check_counts(const std::uint8_t* indices, std::size_t bytes, std::size_t n, std::size_t k) {
   const std::size_t blocks = blocks_of(n, kIndexBlock);
   if (bytes / 4 < blocks) return kBadLength;
@@ -58,7 +58,7 @@ int check_bitmap(const std::uint8_t* section, std::size_t count, std::size_t m) 
   return found == count ? kOk : kBadBitmap;
 }
 
-// Put the values of a list at their places; T is an unsigned integer, or the type to add in.
+// Write the values of a list to their places; T is an unsigned integer, or the type to add in.
 template <typename T, bool kAdd>
 void put_list(const std::uint8_t* section, std::size_t count, const std::uint8_t* values, std::uint8_t* out) {
   constexpr std::size_t kAhead = 32;  // out is not in the cache, and its next places are known
@@ -76,7 +76,7 @@ void put_list(const std::uint8_t* section, std::size_t count, const std::uint8_t
   }
 }
 
-// Check one block's section and put its values; `out` is the block's first element.
+// Check one block's section and write its values; `out` is the block's first element.
 int scatter_block(const Kernels& kernels, const std::uint8_t* section, std::size_t count, std::size_t m,
                   const std::uint8_t* values, DTypeCode dtype, std::uint8_t* out, bool add) {
   if (is_bitmap(count, m)) {
@@ -100,7 +100,7 @@ int scatter_block(const Kernels& kernels, const std::uint8_t* section, std::size
   return kOk;
 }
 
-// Goes through the blocks of a part whose counts are checked.
+// Cursor over the blocks of a part whose counts are checked.
 class Cursor {
  public:
   Cursor(const SparsePart& part, std::size_t n, DTypeCode dtype)
@@ -115,7 +115,7 @@ class Cursor {
     for (std::size_t at = 0; at < end; at += kIndexBlock) pass();
   }
 
-  // Check the next block and put its values; `out` is its first element. Returns a Status.
+  // Check the next block and write its values; `out` is its first element. Returns a Status.
   int put(const Kernels& kernels, std::uint8_t* out, bool add) {
     const int status = scatter_block(kernels, section_, count(), elements(), value_, dtype_, out, add);
     pass();

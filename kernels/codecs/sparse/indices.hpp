@@ -1,7 +1,7 @@
 // The index section of sparse messages.
 //
 // A uint32 count per block of 65,536 elements, then per block the indices within it, ascending: uint16 each,
-// or a bitmap (bit i % 8 of byte i / 8) where that is smaller, which the count decides.
+// or a bitmap (bit i % 8 of byte i / 8) where that is smaller, as the count tells.
 #pragma once
 
 #include <cstddef>
@@ -25,13 +25,13 @@ constexpr std::size_t section_bytes(std::size_t count, std::size_t m) {
   return is_bitmap(count, m) ? bitmap_bytes(m) : 2 * count;
 }
 
-// Most bytes that the section of k indices out of n elements takes.
+// Return the most bytes that the section of k indices out of n elements takes.
 std::size_t index_bound(std::size_t n, std::size_t k);
 
 // Write the section of a block of m elements with these `count` indices.
 void write_section(const std::uint16_t* indices, std::size_t count, std::size_t m, std::uint8_t* section);
 
-// What a message says of n elements: k of them, by an index section of so many bytes.
+// Part of a message of n elements that holds k of them, by an index section of so many bytes.
 struct SparsePart {
   const std::uint8_t* indices;
   std::size_t bytes;
@@ -44,7 +44,7 @@ struct SparsePart {
 int scatter(const Kernels& kernels, const SparsePart& part, std::size_t n, DTypeCode dtype, std::uint8_t* out,
             bool add, int threads);
 
-// Set the elements that a part of our own holds to zero; they have `size` bytes.
+// Set the elements that a part holds to zero; they have `size` bytes. The part is our own and not checked.
 void clear(const SparsePart& part, std::size_t n, std::size_t size, std::uint8_t* out);
 
 // Check parts and write their sum, added to zero in this order, to `out` (n elements of kFloat32 or

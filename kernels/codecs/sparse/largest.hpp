@@ -9,19 +9,19 @@ namespace {
 
 constexpr std::size_t kChunk = 32;  // elements looked at together: most hold none of the selected
 constexpr int kDigit = 11;          // bits per pass
-constexpr int kSmallDigit = 8;      // of fewer than kFew elements, where empty bins would cost more
+constexpr int kSmallDigit = 8;      // bits for fewer than kFew elements, where empty bins would cost more
 constexpr std::size_t kFew = 32768;
-constexpr std::size_t kVeryFew = 4096;  // counted for one bit after another: a vectorized pass each
-constexpr std::size_t kHistograms = 4;  // used in turn: equal neighbours then do not wait for each other
+constexpr std::size_t kVeryFew = 4096;  // up to this many: bit after bit, in a vectorized pass each
+constexpr std::size_t kHistograms = 4;  // used in turn, so that equal neighbours do not wait for each other
 
-// `U` is the storage as an unsigned integer.
+// Mask of a key's bits. `U` is the storage as an unsigned integer.
 template <typename U>
 struct Keys {
   static constexpr U kMask = static_cast<U>(~U(0)) >> 1;
   static constexpr int kBits = sizeof(U) * 8 - 1;
 };
 
-// A chunk of the source as integers, in place where it is aligned.
+// Return a chunk of the source as integers, in place where it is aligned.
 template <typename U>
 const U* chunk_at(const std::uint8_t* src, std::size_t at, std::size_t m, U* buffer) {
   const std::uint8_t* p = src + at * sizeof(U);
@@ -72,10 +72,10 @@ void count_digits(const std::uint8_t* src, std::size_t n, int shift, int width, 
   }
 }
 
-// How many of n <= kVeryFew elements reach `limit`.
+// Return how many of n <= kVeryFew elements reach `limit`.
 template <typename U>
 std::size_t count_reaching(const std::uint8_t* src, std::size_t n, U limit) {
-  U count = 0;  // of the elements' own width, which vectorizes
+  U count = 0;  // a count of the elements' own width vectorizes
   for (std::size_t i = 0; i < n; ++i) {
     U x;
     std::memcpy(&x, src + i * sizeof(U), sizeof(U));
@@ -97,8 +97,8 @@ std::size_t keep(const std::uint8_t* src, std::size_t n, U limit, bool reaching,
   return kept;
 }
 
-// largest_of for n <= kVeryFew: bit after bit of the key that k of them reach. Elements whose side of it
-// is known are left out once they are half of those that are left.
+// Do largest_of for n <= kVeryFew, by finding the key that k of them reach bit after bit. Elements that are
+// known to lie above or below it are dropped once they are half of those left.
 template <typename U>
 Selection largest_of_few(const std::uint8_t* src, std::size_t n, std::size_t k) {
   U buffer[kVeryFew];
@@ -120,12 +120,12 @@ Selection largest_of_few(const std::uint8_t* src, std::size_t n, std::size_t k) 
   return {above, key, k - count_reaching<U>(src, n, static_cast<U>(above))};
 }
 
-// The k (1 .. n) elements of largest key, ties to the lower index.
+// Select the k (1 .. n) elements of largest key, ties to the lower index.
 template <typename U>
 Selection largest_of(const std::uint8_t* src, std::size_t n, std::size_t k) {
   if (n <= kVeryFew) return largest_of_few<U>(src, n, k);
   std::uint64_t histogram[std::size_t(1) << kDigit];
-  std::uint64_t need = k;  // of the elements that share the prefix
+  std::uint64_t need = k;  // elements still needed of those that share the prefix
   U prefix = 0;
   int shift = Keys<U>::kBits;
   while (shift > 0) {

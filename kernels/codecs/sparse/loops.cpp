@@ -10,7 +10,7 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
-// Calls f(i) for the elements of a chunk of m whose magnitude is at least `low`, in order.
+// Call f(i) for the elements of a chunk of m whose magnitude is at least `low`, in order.
 template <typename U, typename F>
 void each_reaching(const U* x, std::size_t m, U low, F f) {
   if (m < kChunk) {
@@ -28,7 +28,7 @@ void each_reaching(const U* x, std::size_t m, U low, F f) {
   }
 }
 
-// -- one element after another, or by chunks where most hold nothing ---------------------------------------
+// -- one element after another, or by chunks where most hold none ------------------------------------------
 
 template <typename U>
 std::size_t collect_rest(const std::uint8_t* src, std::size_t at, std::size_t m, const std::uint16_t* from,
@@ -100,7 +100,7 @@ std::uint32_t equal(__m512i keys, __m512i value) {
   return _mm512_cmpeq_epi32_mask(keys, value);
 }
 
-// Writes as many elements as a vector of the values has: what follows may be input that is not read yet.
+// Write as many elements as a vector of the values has: memory after them may be input that is not read yet.
 template <std::size_t kWide>
 void put16(std::uint32_t mask, __m512i x, std::uint16_t* out) {
   const __m512i packed = _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), x);
@@ -204,7 +204,7 @@ std::size_t below(const std::uint8_t* src, std::size_t n, U limit, U* values) {
 
 // -- bitmaps ------------------------------------------------------------------------------------------------
 
-// Eight elements of a bitmap's byte after another, from element `at` (a multiple of 8) on. T is an unsigned
+// Expand a bitmap byte by byte, eight elements each, from element `at` (a multiple of 8) on. T is an unsigned
 // integer, or the type to add in.
 template <typename T, bool kAdd>
 void expand_rest(const std::uint8_t* bitmap, std::size_t at, std::size_t m, const std::uint8_t* values,
@@ -235,7 +235,7 @@ void expand(const std::uint8_t* bitmap, std::size_t m, const std::uint8_t* value
                                std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
   constexpr std::size_t kWide = kLanesOf<U>;
   std::size_t used = 0;
-  // As long as a whole vector of values is left to read.
+  // This runs as long as a whole vector of values is left to read.
   for (; at + kWide <= m && used + kWide <= count; at += kWide) {
     std::uint16_t mask = 0;
     std::memcpy(&mask, bitmap + at / 8, kWide / 8);
@@ -280,7 +280,7 @@ void sparse_expand(const std::uint8_t* bitmap, std::size_t m, const void* values
     expand<std::uint16_t, false>(bitmap, m, from, count, to);
 }
 
-// Calls f with a zero of the integer type that stores `dtype`.
+// Call f with a zero of the integer type that stores `dtype`.
 template <typename F>
 auto with_integer(DTypeCode dtype, F f) {
   if (dtype == kFloat32) return f(std::uint32_t(0));

@@ -26,8 +26,8 @@ void seal(const Kernels& kernels, CodecId id, DTypeCode dtype, std::size_t n, st
   std::memcpy(out + kCrcAt, &crc, sizeof(crc));
 }
 
-// Find the parts of a payload whose values are of `dtype` and by `none`. A Status; kOtherValues if they are
-// not so.
+// Find the parts of a payload whose values are of `dtype` and by `none`. Returns a Status; kOtherValues if
+// the values have another type or codec.
 int part_of(const std::uint8_t* payload, std::size_t bytes, DTypeCode dtype, SparsePart* part) {
   Prefix prefix;
   if (bytes < sizeof(prefix)) return kBadLength;

@@ -13,10 +13,10 @@ namespace hybridcomp {
 namespace {
 
 constexpr std::uint64_t kEvery = 0;                 // a limit that all elements reach
-constexpr std::uint64_t kNone = ~std::uint64_t(0);  // and one that none does
+constexpr std::uint64_t kNone = ~std::uint64_t(0);  // and one that no element reaches
 constexpr Selection reaching_only(std::uint64_t limit) { return {limit, 0, 0}; }
 
-// Keys between which the k-th largest of n lies, nearly always: from a sample.
+// Keys, guessed from a sample, between which the k-th largest of n nearly always lies.
 struct Guess {
   std::uint64_t low = kEvery;  // at least k elements reach it, and at most `most` or so
   std::uint64_t high = kNone;  // fewer than k reach it
@@ -35,7 +35,7 @@ Guess guess_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCode d
     std::memcpy(elements + g * kGroupOfSample * size, src + group_start(g, groups, n) * size,
                 kGroupOfSample * size);
   }
-  // How many of the k the sample holds is about a binomial number: four deviations and a few more.
+  // The number of the k in the sample is about binomial: the margin is four deviations and a few more.
   const double share = static_cast<double>(k) / static_cast<double>(n);
   const double expected = share * static_cast<double>(sample);
   const double margin = 4 * __builtin_sqrt(expected * (1 - share)) + 8;
@@ -85,7 +85,7 @@ std::size_t Selected::index_bytes() const {
 bool Selected::collect(const Kernels& kernels, const std::uint8_t* src, Selection selection, std::size_t most,
                        int threads) {
   const std::size_t size = size_of(dtype_);
-  // The first ties are counted from the front: one after another.
+  // The first ties are counted from the front, so one thread takes all blocks in turn.
   const int ranges = selection.ties ? 1 : ranges_of(n_, kIndexBlock, threads);
   ranges_.resize(static_cast<std::size_t>(ranges));
   blocks_.resize(blocks_of(n_, kIndexBlock));
@@ -102,7 +102,7 @@ bool Selected::collect(const Kernels& kernels, const std::uint8_t* src, Selectio
       try {
         indices = range.indices.reserve((used + m + kSlack) * 2);
         values = range.values.reserve((used + m + kSlack) * size);
-      } catch (const std::bad_alloc&) {  // not out of a thread
+      } catch (const std::bad_alloc&) {  // an exception must not leave a thread
         no_memory = true;
         return;
       }
@@ -136,7 +136,7 @@ Selection Selected::largest(const Kernels& kernels, std::size_t k, std::uint64_t
   const std::size_t size = size_of(dtype_), taken = count();
   Scratch scratch;
   for (const std::uint64_t limit : {high, kNone}) {
-    std::size_t used = 0;  // those that are not surely among the k
+    std::size_t used = 0;  // elements that are not surely among the k
     for (const Block& block : blocks_) {
       std::uint8_t* const to = scratch.reserve((used + block.count + kSlack) * size) + used * size;
       if (limit == kNone) {
@@ -149,7 +149,7 @@ Selection Selected::largest(const Kernels& kernels, std::size_t k, std::uint64_t
     const std::size_t sure = taken - used;
     if (sure < k) return kernels.sparse->largest(scratch.data(), dtype_, used, k - sure);
   }
-  return reaching_only(kNone);  // not reached: none is sure the second time
+  return reaching_only(kNone);  // not reached: no element is sure the second time
 }
 
 void Selected::write_indices(std::uint8_t* indices) const {
@@ -203,7 +203,7 @@ Selected select_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCo
       selected.narrow(kernels, without_zeros(selected.largest(kernels, k, guess.high)));
       return selected;
     }
-    selected = Selected(dtype, n);  // the sample misled: look at everything
+    selected = Selected(dtype, n);  // the guess was wrong: look at all elements
   }
   const Selection selection =
       k ? without_zeros(kernels.sparse->largest(src, dtype, n, k)) : reaching_only(kNone);
@@ -213,7 +213,7 @@ Selected select_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCo
 
 namespace {
 
-// Of the finite elements; 0 if there are none.
+// Return the root mean square of the finite elements; 0 if there are none.
 double root_mean_square(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                         int threads) {
   struct Part {
@@ -228,7 +228,7 @@ double root_mean_square(const Kernels& kernels, const std::uint8_t* src, DTypeCo
                                           &part.not_finite);
     }
   });
-  double sum = 0;  // of the blocks' sums, in their order
+  double sum = 0;  // adds the blocks' sums in their order
   std::size_t finite = n;
   for (const Part& part : parts) {
     sum += part.squares;

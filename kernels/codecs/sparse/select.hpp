@@ -1,5 +1,5 @@
-// The elements that a sparse codec sends: collected in one pass over the tensor, narrowed if they are more
-// than wanted, and written out.
+// Elements that a sparse codec sends: collected in one pass over the tensor, narrowed if there are more than
+// wanted, and written out.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace hybridcomp {
 
-// Memory that grows. It is taken over from Scratches of the past, of which the process keeps some: fresh
-// pages cost several times what is done with them here.
+// Memory that grows. It is reused from earlier Scratches, of which the process keeps some: fresh pages cost
+// several times as much as the work done in them here.
 class Scratch {
  public:
   Scratch() = default;
@@ -22,7 +22,7 @@ class Scratch {
   Scratch(Scratch&& other) noexcept;
   Scratch& operator=(Scratch&& other) noexcept;
 
-  std::uint8_t* reserve(std::size_t bytes);  // keeps what is there; throws std::bad_alloc
+  std::uint8_t* reserve(std::size_t bytes);  // keeps the content; throws std::bad_alloc
   std::uint8_t* data() const { return data_; }
 
  private:
@@ -37,37 +37,38 @@ class Selected {
   Selected(Selected&&) = default;
   Selected& operator=(Selected&&) = default;
 
-  std::size_t count() const;        // elements
-  std::size_t index_bytes() const;  // of the index section
+  std::size_t count() const;        // number of elements selected
+  std::size_t index_bytes() const;  // bytes of the index section
   DTypeCode dtype() const { return dtype_; }
-  std::size_t elements() const { return n_; }  // of the tensor
+  std::size_t elements() const { return n_; }  // elements of the tensor
 
   // Take the elements with key >= `limit`, and of those with key == `tie` the first. Gives up, returning
-  // false, once they are more than `most`. May be called once.
+  // false, once there are more than `most`. May be called once.
   bool collect(const Kernels& kernels, const std::uint8_t* src, Selection selection, std::size_t most,
                int threads);
 
-  // How many of the elements taken have key >= `limit`.
+  // Return how many of the elements taken have key >= `limit`.
   std::size_t reaching(const Kernels& kernels, std::uint64_t limit) const;
 
-  // Of the elements taken keep those that the selection names.
+  // Keep those of the elements taken that the selection names.
   void narrow(const Kernels& kernels, Selection selection);
 
-  // The selection of the k largest of the elements taken (1 .. count). `high` is a guess: fewer than k
+  // Return the selection of the k largest of the elements taken (1 .. count). `high` is a guess: fewer than k
   // elements reach it, hopefully nearly k.
   Selection largest(const Kernels& kernels, std::size_t k, std::uint64_t high) const;
 
   // Write the index section: index_bytes().
   void write_indices(std::uint8_t* indices) const;
 
-  // The values, count() of them, one after another; after this nothing else of theirs can be asked for.
+  // Return the values, count() of them, one after another; after this their other functions must not be
+  // called.
   std::uint8_t* values();
 
   // Copy the values to `out`.
   void copy_values(std::uint8_t* out) const;
 
  private:
-  struct Range {  // what one thread collected
+  struct Range {  // elements that one thread collected
     Scratch indices, values;
   };
   struct Block {
@@ -86,12 +87,12 @@ class Selected {
   bool joined_ = false;  // whether the values lie one after another in the first range
 };
 
-// The k <= n elements of largest key, ties to the lower index. With `zeros` false no zero is taken.
+// Select the k <= n elements of largest key, ties to the lower index. With `zeros` false no zero is taken.
 Selected select_largest(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                         std::size_t k, bool zeros, int threads);
 
-// The elements of magnitude at least `limit`, or with `relative` so many times the root mean square of the
-// finite ones, and NaN.
+// Select the elements of magnitude at least `limit`, or with `relative` so many times the root mean square of
+// the finite ones, and NaN.
 Selected select_threshold(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                           double limit, bool relative, int threads);
 
@@ -104,7 +105,7 @@ struct SidcoFit {
 Selected select_sidco(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                       std::size_t k, SidcoFit fits, int threads);
 
-// The limit of that many stages, at least one; infinity where more than k are not finite.
+// Return the limit of that many stages, at least one; infinity where more than k elements are not finite.
 double sidco_limit(const Kernels& kernels, const std::uint8_t* src, DTypeCode dtype, std::size_t n,
                    std::size_t k, SidcoFit fits);
 constexpr std::size_t sidco_most(std::size_t n, std::size_t k) { return k + k / 4 < n ? k + k / 4 : n; }

@@ -9,18 +9,18 @@
 namespace hybridcomp {
 namespace {
 
-constexpr double kFirstShare = 0.25;  // the most that a stage drops is all but this
+constexpr double kFirstShare = 0.25;  // least share of the elements that a stage keeps
 constexpr std::uint64_t kNone = ~std::uint64_t(0);
 
-// A limit, and the mean by which those that reach it exceed it.
+// Limit, and the mean by which the elements that reach it exceed it.
 struct Start {
   double limit;
   double excess;
 };
 
-// The key to look at next: that of a fitted limit, but between the two whose survivors are counted (`high` is
-// kNone as long as all left too many), and halfway once fits have not found it. `low` if nothing lies
-// between.
+// Return the key to look at next: that of a fitted limit, but between the two keys whose survivors are
+// counted (`high` is kNone as long as all left too many), and halfway once fits have not found it. `low` if
+// no key lies between.
 std::uint64_t next_key(std::uint64_t fitted, std::uint64_t low, std::uint64_t high, int stage) {
   if (high == kNone) return std::max(fitted, low + 1);
   if (stage >= kMostStages / 2) fitted = low + (high - low) / 2;
@@ -41,9 +41,9 @@ class Fit {
               static_cast<double>(others);
   }
 
-  // Stages until about twice the target is left, so that the target surely is: as many as it takes. Every
-  // stage starts from the survivors that the last one really left; one that went too far is taken back to
-  // between the two.
+  // Run stages until about twice the target is left, so that the target surely is: as many as it takes. Every
+  // stage starts from the survivors that the last one really left; after a stage that went too far, the next
+  // limit lies between the two.
   Start adapted() {
     const double want = wide_goal(std::max(target_, 0.0));
     Point low = measure(0), high{kNone, {}};
@@ -61,7 +61,7 @@ class Fit {
     return {low.tail.limit, low.tail.count > 0 ? low.tail.sum / low.tail.count - low.tail.limit : 0.0};
   }
 
-  // The paper's: the first stage keeps a quarter, the others an equal share each of what is left.
+  // Run the paper's stages: the first keeps a quarter, the others an equal share each of the elements left.
   double fixed(int stages) {
     if (target_ < 0.5) return infinity();
     const double share = std::min(1.0, target_ / finite_);
@@ -105,8 +105,9 @@ class Fit {
   double finite_, target_;
 };
 
-// Of the elements taken, which are too many: the key that k of them reach, within kNear; if there is none,
-// one that `least` to `most` reach; else kNone. Only numbers of elements decide: no order of sums matters.
+// Find a limit for the elements taken, which are too many: the key that k of them reach, within kNear; if
+// there is none, one that `least` to `most` reach; else kNone. Only counts of elements decide: no order of
+// sums matters.
 std::uint64_t refined(const Kernels& kernels, const Selected& taken, std::uint64_t start, double excess,
                       std::size_t k, std::size_t least, std::size_t most) {
   const DTypeCode dtype = taken.dtype();

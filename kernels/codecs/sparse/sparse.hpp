@@ -20,12 +20,12 @@ constexpr std::size_t kIndexBlock = 65536;  // elements that share a count in an
 constexpr std::size_t kSlack = 16;          // elements that may be written after the last one selected
 
 struct SparseKernels {
-  // The k (1 .. n) elements of largest key, ties to the lower index: radix selection.
+  // Select the k (1 .. n) elements of largest key, ties to the lower index: radix selection.
   Selection (*largest)(const void* src, DTypeCode dtype, std::size_t n, std::size_t k);
 
-  // Of m <= kIndexBlock elements write the selected ones to `values` and their indices (0, 1, ..; or out of
-  // `from`, one for each element, if it is not null) to `indices`; return how many. Both have room for
-  // m + kSlack; they may be src and from themselves. `selection->ties` is counted down.
+  // Write the selected ones of m <= kIndexBlock elements to `values` and their indices (0, 1, ..; or those of
+  // `from`, one for each element, if it is not null) to `indices`; return how many. Both have room for m +
+  // kSlack; they may be src and from themselves. `selection->ties` is counted down.
   std::size_t (*collect)(const void* src, DTypeCode dtype, std::size_t m, const std::uint16_t* from,
                          Selection* selection, std::uint16_t* indices, void* values);
 

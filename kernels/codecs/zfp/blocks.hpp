@@ -22,15 +22,15 @@ struct ZfpTables {
 };
 constexpr ZfpTables kZfpTables;
 
-// A block's bits: the longest, and a word for the end of a code that was cut off.
+// Words of a block's bits: those of the longest, and one for the end of a code that was cut off.
 constexpr std::size_t kBlockWords = 256 / 64 + 1;
 
-// Appends bits, least significant first, to whole words.
+// Writer of bits, least significant first, to whole words.
 class BitWriter {
  public:
   explicit BitWriter(std::uint8_t* out) : out_(out) {}
 
-  // Append the low `count` (at most 64) bits of `value`, whose others are zero.
+  // Append the low `count` (at most 64) bits of `value`; its other bits are zero.
   void put(std::uint64_t value, unsigned count) {
     word_ |= value << fill_;
     fill_ += count;
@@ -60,7 +60,7 @@ class BitWriter {
   std::uint8_t* out_;
 };
 
-// Takes bits from whole words; reads a word when its first bit is asked for.
+// Reader of bits from whole words; a word is read when its first bit is asked for.
 class BitReader {
  public:
   explicit BitReader(const std::uint8_t* in) : in_(in) {}
@@ -72,7 +72,7 @@ class BitReader {
       std::memcpy(&next, in_, 8);
       in_ += 8;
       value |= next << left_;
-      const unsigned taken = count - left_;  // of the new word
+      const unsigned taken = count - left_;  // bits of the new word
       word_ = taken < 64 ? next >> taken : 0;
       left_ = 64 - taken;
     } else {
@@ -94,7 +94,7 @@ class BitReader {
   const std::uint8_t* in_;
 };
 
-// The block of four values as `bits` bits in `words`; the rest of the last of them is zero.
+// Encode a block of four values to `bits` bits in `words`; the rest of the last word is zero.
 template <typename T>
 void encode_block(const T* v, unsigned bits, std::uint64_t* words) {
   using Bits = typename Real<T>::Bits;
@@ -134,7 +134,7 @@ void encode_block(const T* v, unsigned bits, std::uint64_t* words) {
   if (bits % 64) words[last] &= (std::uint64_t(1) << (bits % 64)) - 1;
 }
 
-// The values of a block's bits; `words` has zeros after them, a whole word at least.
+// Decode the values of a block's bits; `words` has zeros after them, a whole word at least.
 template <typename T>
 void decode_block(const std::uint64_t* words, unsigned bits, T* v) {
   using Bits = typename Real<T>::Bits;
@@ -160,7 +160,7 @@ void decode_block(const std::uint64_t* words, unsigned bits, T* v) {
   for (int i = 0; i < 4; ++i) v[i] = zfp_float<T>(static_cast<typename Real<T>::Signed>(u[i]), e);
 }
 
-// A block's bits and a stream's.
+// Copy a block's bits to a stream, or from it.
 inline void put_block(BitWriter& writer, const std::uint64_t* words, unsigned bits) {
   for (; bits > 64; bits -= 64) writer.put(*words++, 64);
   writer.put(*words, bits);

@@ -8,13 +8,14 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
-// What follows the known values' bits, by base[known] | the bits below base[known]: for 1, 2, 3 and 4 known
-// values 32 + 5 bits, 8 + 3, 2 + 1 and 1. No known value is first made one or more by LaneRuns.
+// Return base[known]. The bits that follow the known values' are looked up by base[known] | the bits below
+// it: for 1, 2, 3 and 4 known values 32 + 5 bits, 8 + 3, 2 + 1 and 1. A block without known values first gets
+// one or more by LaneRuns.
 constexpr unsigned lane_base(unsigned known) {
   return known == 0 ? 0 : known == 4 ? 1 : 1u << (2 * (4 - known) - 1);
 }
 
-// Calls f(index, plane, length, known) for each.
+// Call f(index, plane, length, known) for each index.
 template <typename F>
 constexpr void each_lane_plane(F f) {
   for (unsigned n = 1; n <= 4; ++n)
@@ -32,7 +33,8 @@ struct LaneBases {
 };
 alignas(64) constexpr LaneBases kLaneBases;
 
-// What a plane adds to the known values' bits, its length without them, and how many values are known then.
+// Bits that a plane adds to the known values' bits, its length without these, and how many values are known
+// after it.
 struct LanePlane {
   Lanes bits, length, known;
 };
@@ -62,7 +64,7 @@ inline LanePlane plane_at(Lanes index, Lanes, Lanes) {
 
 #else
 
-// Bits and length in a byte. Indices 16 to 31 do not occur.
+// Tables with bits and length in a byte. Indices 16 to 31 do not occur.
 struct LanePlanes {
   LaneEntry low[16] = {}, high[32] = {};
   constexpr LanePlanes() {
@@ -73,7 +75,7 @@ struct LanePlanes {
 };
 alignas(64) constexpr LanePlanes kLanePlanes;
 
-// The known values reach as far as the highest bit that was ever set.
+// Look a plane up. The known values reach as far as the highest bit that was ever set.
 inline LanePlane plane_at(Lanes index, Lanes given, Lanes known) {
   const Lanes low = _mm256_adds_epu8(index, _mm256_set1_epi8(0x70));  // top bits from 16 up
   const Lanes high = _mm256_sub_epi8(index, _mm256_set1_epi8(0x20));  // and below 32
@@ -86,8 +88,8 @@ inline LanePlane plane_at(Lanes index, Lanes given, Lanes known) {
 
 constexpr std::uint32_t kNothing = 4;  // a base whose entries are zero
 
-// The first run of a plane without known values, by its four bits at most: what it sets, its length, and the
-// base of what follows (nothing if the first bit is zero, which ends the plane).
+// First run of a plane without known values, by its four bits at most: the bit that it sets, its length, and
+// the base of the bits that follow (kNothing if the first bit is zero, which ends the plane).
 struct LaneRuns {
   LaneEntry plane[16] = {}, length[16] = {}, base[16] = {};
   constexpr LaneRuns() {
@@ -104,14 +106,14 @@ struct LaneRuns {
 };
 alignas(64) constexpr LaneRuns kLaneRuns;
 
-// The state of a vector's blocks on their way through the planes.
+// State of a vector's blocks on their way through the planes.
 template <int Words>
 struct LaneReader {
   Lanes word[Words];
   Lanes at, known;
   Lanes planes;  // eight at most, the last lowest
 
-  // The bits from `at`.
+  // Return the bits from `at` on.
   Lanes window() const {
     Lanes bits = right(word[0], at);
     for (int w = 1; w < Words; ++w)
@@ -119,7 +121,7 @@ struct LaneReader {
     return bits;
   }
 
-  // Decode a plane; whether every block has come to its end.
+  // Decode a plane; returns whether every block has come to its end.
   bool step(Lanes end) {
     const Lanes bits = window();
     // All three are zero where no value is known.
@@ -145,8 +147,8 @@ struct LaneReader {
   }
 };
 
-// Groups of kLanes blocks' bits, as encode_lanes leaves them, to values; a mask of the lanes that it cannot
-// do for each.
+// Decode groups of kLanes blocks' bits, as encode_lanes leaves them, to values; `rare` gets, for each group,
+// a mask of the lanes that it cannot do.
 template <typename T, int Words, int Groups>
 inline void decode_lanes(const std::uint32_t words[Groups][kLaneWords][kLanes], unsigned bits, T* out,
                          std::uint32_t rare[Groups]) {
@@ -160,7 +162,7 @@ inline void decode_lanes(const std::uint32_t words[Groups][kLaneWords][kLanes], 
     some[g] = common_bits(head, all(1));
     exponent[g] = both(right<1>(head), all(kZfpMaxExponent<T>));
     rare[g] = bits_of_mask(both_masks(some[g], less(exponent[g], all(kLeastExponent<T>))));
-    // A block of zeros is at its end.
+    // A block of zeros starts at its end.
     reader[g].at = chosen(some[g], all(kZfpHeaderBits<T>), end);
     reader[g].known = all(0);
   }

@@ -9,7 +9,7 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
-// Codes by 16 >> known | the bits of the unknown values: 1 to 31.
+// Codes, indexed by 16 >> known | the bits of the unknown values: 1 to 31.
 struct LaneCodes {
   LaneEntry code[32] = {}, length[32] = {}, known[32] = {};
   constexpr LaneCodes() {
@@ -25,7 +25,7 @@ struct LaneCodes {
 };
 alignas(64) constexpr LaneCodes kLaneCodes;
 
-// How many values are known after a plane: as many as reach its highest bit, unless more were before.
+// Return how many values are known after a plane: as many as reach its highest bit, unless more were before.
 inline Lanes known_after([[maybe_unused]] Lanes plane, [[maybe_unused]] Lanes rest,
                          [[maybe_unused]] Lanes known) {
 #if defined(__AVX512BW__)
@@ -35,7 +35,7 @@ inline Lanes known_after([[maybe_unused]] Lanes plane, [[maybe_unused]] Lanes re
 #endif
 }
 
-// The state of a vector's blocks on their way through the planes.
+// State of a vector's blocks on their way through the planes.
 template <int Words>
 struct LaneWriter {
   Lanes word[Words];
@@ -55,8 +55,8 @@ struct LaneWriter {
   }
 };
 
-// Groups of kLanes blocks at `x` to their bits, word w of block b of group g at words[g][w][b]; a mask of
-// the lanes that it cannot do for each group.
+// Encode groups of kLanes blocks at `x` to their bits, word w of block b of group g at words[g][w][b]; `rare`
+// gets, for each group, a mask of the lanes that it cannot do.
 template <typename T, int Words, int Groups>
 inline void encode_lanes(const T* x, unsigned bits, std::uint32_t words[Groups][kLaneWords][kLanes],
                          std::uint32_t rare[Groups]) {
@@ -71,7 +71,7 @@ inline void encode_lanes(const T* x, unsigned bits, std::uint32_t words[Groups][
     rare[g] = bits_of_mask(other);
     writer[g].word[0] = plus(plus(exponent, exponent), all(1));
     for (int w = 1; w < Words; ++w) writer[g].word[w] = all(0);
-    // A block of zeros is at its end.
+    // A block of zeros starts at its end.
     writer[g].at = chosen(some[g], all(kZfpHeaderBits<T>), end);
     writer[g].known = all(0);
   }

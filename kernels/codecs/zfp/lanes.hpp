@@ -1,5 +1,5 @@
-// Streams many blocks at a time: a block in each 32-bit lane of vectors, all at the same bit plane. What both
-// directions share; lanes512.hpp and lanes256.hpp have the vectors.
+// Streams many blocks at a time: a block in each 32-bit lane of vectors, all at the same bit plane. This file
+// has the code that both directions share; lanes512.hpp and lanes256.hpp have the vectors.
 #pragma once
 
 #include "codecs/zfp/blocks.hpp"
@@ -9,7 +9,7 @@
 namespace hybridcomp::HC_ISA {
 namespace {
 
-constexpr std::size_t kLaneWords = 4;  // of a block: 128 bits
+constexpr std::size_t kLaneWords = 4;  // most words of a block: 128 bits
 
 // 32-bit parts of an integer, the most significant first.
 template <typename T>
@@ -32,14 +32,15 @@ constexpr int kLeastExponent = Zfp<T>::kPlanes - 1;
 namespace hybridcomp::HC_ISA {
 namespace {
 
-// Swap the bits at `mask` with those `distance` above.
+// Swap the bits at `mask` with those `Distance` above.
 template <int Distance>
 inline Lanes swap_bits(Lanes x, std::uint32_t mask) {
   const Lanes t = exclusive_and(right<Distance>(x), x, all(mask));
   return exclusive(x, t, left<Distance>(t));
 }
 
-// The top bytes of four integers as eight nibbles, a bit plane each, the most significant first from the top.
+// Return the top bytes of four integers as eight nibbles, a bit plane each, the most significant first from
+// the top.
 inline Lanes nibbles_of(const Lanes u[4]) {
   const Lanes high = both_or(u[3], all(0xFF000000u), right<24>(u[0]));
   Lanes x = both_or(right<8>(u[1]), all(0x00FF0000u), high);

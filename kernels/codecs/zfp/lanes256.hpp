@@ -1,4 +1,4 @@
-// The lanes of zfp's blocks in AVX2's vectors: eight of 32 bits, and float values' way to and from them.
+// Lanes of zfp's blocks in AVX2's vectors: eight of 32 bits, and their conversion from and to float values.
 // Tables are of bytes, looked up by shuffles: a gather costs several times as much on many processors.
 #pragma once
 
@@ -18,8 +18,8 @@ struct ZfpSigned<ZfpLanes32> {
 namespace hybridcomp::HC_ISA {
 namespace {
 
-using Lanes = __m256i;  // of 32 bits, one for each block
-using Mask = __m256i;   // of lanes, all bits of those that are set
+using Lanes = __m256i;  // lanes of 32 bits, one for each block
+using Mask = __m256i;   // mask of lanes: all bits of a lane are set, or none
 constexpr std::size_t kLanes = 8, kLaneValues = kLanes * kZfpValues;
 constexpr int kSideBySide = 3;  // vectors of blocks: each plane waits for the one before
 
@@ -54,14 +54,14 @@ inline Lanes or_exclusive(Lanes a, Lanes b, Lanes c) { return either(a, exclusiv
 inline Lanes exclusive_and(Lanes a, Lanes b, Lanes c) { return both(exclusive(a, b), c); }
 inline Lanes exclusive(Lanes a, Lanes b, Lanes c) { return exclusive(exclusive(a, b), c); }
 
-// Of nibbles from the highest on the next one, with bit 4 set.
+// Take the next nibble, from the highest on; returns it with bit 4 set.
 inline Lanes next_plane(Lanes& planes) {
   const Lanes plane = either(right<28>(planes), all(16));
   planes = left<4>(planes);
   return plane;
 }
 
-// Masks; numbers are compared that are positive as signed ones too.
+// Masks; the numbers compared are positive as signed ones too.
 inline Mask less(Lanes a, Lanes b) { return _mm256_cmpgt_epi32(b, a); }
 inline Mask zero(Lanes x) { return _mm256_cmpeq_epi32(x, _mm256_setzero_si256()); }
 inline Mask inverted(Mask m) { return exclusive(m, all(~0u)); }
@@ -85,30 +85,30 @@ inline Lanes table16(const LaneEntry* table) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
 }
 
-// The entries at a lane's bits 0 to 3, the only ones set or followed by none above 6; entry 0 is zero, which
-// the lane's other bytes take.
+// Look up a lane's bits 0 to 3; no other bits are set, or none above 6. Entry 0 is zero, so that the lane's
+// other bytes get zero.
 inline Lanes shuffled(const LaneEntry* table, Lanes index) {
   return _mm256_shuffle_epi8(table16(table), index);
 }
 
 inline Lanes pick16(Lanes index, const LaneEntry* table) { return shuffled(table, index); }
 
-// The entries at a lane's bits 0 to 3, whatever entry 0 is, in some lanes; the others, which are zero in
-// those.
+// Look up bits 0 to 3 in the lanes of a mask, whatever entry 0 is; other lanes get `others`, which is zero in
+// the mask's lanes.
 inline Lanes pick16_if(Mask which, Lanes others, Lanes index, const LaneEntry* table) {
-  const Lanes zeros = either(all(0x80808000u), inverted(which));  // of bytes with the top bit set
+  const Lanes zeros = either(all(0x80808000u), inverted(which));  // a byte with the top bit set gets zero
   return either(others, shuffled(table, both_or(index, all(15), zeros)));
 }
 
-// The entries at a lane's bits 0 to 4, of which entry 0 is zero; zero where a byte of the index is negative.
-// A shuffle gives zero for bytes with the top bit set: that costs less than blending what two have found.
+// Look up a lane's bits 0 to 4; entry 0 is zero, and bytes of the index that are negative get zero. A shuffle
+// gives zero for bytes with the top bit set: that costs less than blending the results of two.
 inline Lanes pick32(Lanes index, const LaneEntry* table) {
   const Lanes low = _mm256_adds_epu8(index, _mm256_set1_epi8(0x70));  // top bits from 16 up
   const Lanes high = _mm256_sub_epi8(index, _mm256_set1_epi8(0x10));  // and below 16
   return either(shuffled(table, low), shuffled(table + 16, high));
 }
 
-// The number of bits of 0 to 15.
+// Number of bits of each integer from 0 to 15.
 struct HighestBit {
   LaneEntry of[16] = {};
   constexpr HighestBit() {
@@ -129,7 +129,7 @@ struct LaneValues<float> {
     return static_cast<std::size_t>(lane % 4 * 2 + lane / 4);
   }
 
-  // Lanes in the order of blocks to these, and back.
+  // Reorder lanes from the order of blocks to block_of's, and back.
   static Lanes from_blocks(Lanes x) {
     return _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7));
   }
@@ -137,8 +137,8 @@ struct LaneValues<float> {
     return _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   }
 
-  // The integers of eight blocks in base -2, and the exponent's field; the blocks that are not all zero, and
-  // those whose integers must be made otherwise.
+  // Read the integers of eight blocks in base -2, and the exponent's field; `some` gets the blocks that are
+  // not all zero, `rare` those whose integers must be made otherwise.
   static void read(const float* x, Lanes parts[1][4], Lanes& exponent, Mask& some, Mask& rare) {
     Lanes v[4];
     for (int i = 0; i < 4; ++i) v[i] = load(x + 8 * i);
@@ -158,7 +158,7 @@ struct LaneValues<float> {
     for (int i = 0; i < 4; ++i) parts[0][i] = (Lanes)u[i];
   }
 
-  // The inverse; zeros where not `some`.
+  // The inverse; writes zeros where not `some`.
   static void write(const Lanes parts[1][4], Lanes exponent, Mask some, float* x) {
     ZfpLanes32 u[4];
     for (int i = 0; i < 4; ++i) u[i] = (ZfpLanes32)parts[0][i];
@@ -173,7 +173,7 @@ struct LaneValues<float> {
   }
 
  private:
-  // Vectors of two blocks each to value i of every block in v[i], or back.
+  // Reorder vectors of two blocks each to value i of every block in v[i], or back.
   static void transpose(Lanes v[4]) {
     const Lanes a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpackhi_epi32(v[0], v[1]);
     const Lanes c = _mm256_unpacklo_epi32(v[2], v[3]), d = _mm256_unpackhi_epi32(v[2], v[3]);

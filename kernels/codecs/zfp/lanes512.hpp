@@ -1,4 +1,4 @@
-// The lanes of zfp's blocks in AVX-512's vectors: sixteen of 32 bits, and the values' way to and from them.
+// Lanes of zfp's blocks in AVX-512's vectors: sixteen of 32 bits, and their conversion from and to values.
 #pragma once
 
 #include "codecs/zfp/blocks.hpp"
@@ -22,8 +22,8 @@ struct ZfpSigned<ZfpLanes64> {
 namespace hybridcomp::HC_ISA {
 namespace {
 
-using Lanes = __m512i;   // of 32 bits, one for each block
-using Mask = __mmask16;  // of lanes
+using Lanes = __m512i;   // lanes of 32 bits, one for each block
+using Mask = __mmask16;  // mask of lanes
 constexpr std::size_t kLanes = 16, kLaneValues = kLanes * kZfpValues;
 constexpr int kSideBySide = 2;  // vectors of blocks: each plane waits for the one before
 
@@ -60,13 +60,13 @@ inline Lanes or_exclusive(Lanes a, Lanes b, Lanes c) { return _mm512_ternarylogi
 inline Lanes exclusive_and(Lanes a, Lanes b, Lanes c) { return _mm512_ternarylogic_epi32(a, b, c, 0x28); }
 inline Lanes exclusive(Lanes a, Lanes b, Lanes c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
 
-// Of nibbles from the highest on the next one, with bit 4 set.
+// Take the next nibble, from the highest on; returns it with bit 4 set.
 inline Lanes next_plane(Lanes& planes) {
   planes = _mm512_rol_epi32(planes, 4);
   return both_or(planes, all(15), all(16));
 }
 
-// Masks; numbers are compared that are positive as signed ones too.
+// Masks; the numbers compared are positive as signed ones too.
 inline Mask less(Lanes a, Lanes b) { return _mm512_cmplt_epu32_mask(a, b); }
 inline Mask zero(Lanes x) { return _mm512_testn_epi32_mask(x, x); }
 inline Mask common_bits(Lanes a, Lanes b) { return _mm512_test_epi32_mask(a, b); }
@@ -83,7 +83,7 @@ inline Lanes kept(Mask m, Lanes x) { return _mm512_maskz_mov_epi32(m, x); }
 
 using LaneEntry = std::uint32_t;
 
-// The entries at a lane's bits 0 to 3, those in some lanes, and those at bits 0 to 4.
+// Look up a lane's bits 0 to 3, the same in some lanes, and bits 0 to 4.
 inline Lanes pick16(Lanes index, const LaneEntry* table) { return pick(index, load(table)); }
 inline Lanes pick16_if(Mask which, Lanes others, Lanes index, const LaneEntry* table) {
   return _mm512_mask_permutexvar_epi32(others, which, index, load(table));
@@ -94,7 +94,8 @@ inline Lanes pick32(Lanes index, const LaneEntry* table) {
 
 inline Lanes all64(std::uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
 
-// Sixteen blocks' values, and how lanes are ordered: what the other functions give and take for each type.
+// Sixteen blocks' values and the order of their lanes, for each type, as the other functions take and return
+// them.
 template <typename T>
 struct LaneValues;
 
@@ -105,14 +106,14 @@ struct LaneValues<float> {
     return static_cast<std::size_t>(lane % 4 * 4 + lane / 4);
   }
 
-  // Lanes in the order of blocks to these, and back.
+  // Reorder lanes from the order of blocks to block_of's, and back.
   static Lanes from_blocks(Lanes x) {
     return pick(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);
   }
   static Lanes to_blocks(Lanes x) { return from_blocks(x); }
 
-  // The integers of sixteen blocks in base -2, and the exponent's field; the blocks that are not all zero,
-  // and those whose integers must be made otherwise.
+  // Read the integers of sixteen blocks in base -2, and the exponent's field; `some` gets the blocks that are
+  // not all zero, `rare` those whose integers must be made otherwise.
   static void read(const float* x, Lanes parts[1][4], Lanes& exponent, Mask& some, Mask& rare) {
     Lanes v[4];
     for (int i = 0; i < 4; ++i) v[i] = load(x + 16 * i);
@@ -134,7 +135,7 @@ struct LaneValues<float> {
     for (int i = 0; i < 4; ++i) parts[0][i] = (Lanes)u[i];
   }
 
-  // The inverse; zeros where not `some`.
+  // The inverse; writes zeros where not `some`.
   static void write(const Lanes parts[1][4], Lanes exponent, Mask some, float* x) {
     ZfpLanes32 u[4];
     for (int i = 0; i < 4; ++i) u[i] = (ZfpLanes32)parts[0][i];
@@ -149,7 +150,7 @@ struct LaneValues<float> {
   }
 
  private:
-  // Vectors of four blocks each to value i of every block in v[i], or back.
+  // Reorder vectors of four blocks each to value i of every block in v[i], or back.
   static void transpose(Lanes v[4]) {
     const Lanes a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
     const Lanes c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
@@ -226,7 +227,7 @@ struct LaneValues<double> {
   static Lanes first() { return _mm512_setr_epi64(0, 4, 8, 12, 1, 5, 9, 13); }
   static Lanes second() { return _mm512_setr_epi64(2, 6, 10, 14, 3, 7, 11, 15); }
 
-  // Vectors of two blocks each to value i of every block in v[i].
+  // Reorder vectors of two blocks each to value i of every block in v[i].
   static void gather(Lanes v[4]) {
     const Lanes a = _mm512_permutex2var_epi64(v[0], first(), v[1]);
     const Lanes b = _mm512_permutex2var_epi64(v[0], second(), v[1]);

@@ -13,7 +13,7 @@ namespace {
 
 static_assert(kTile % kZfpUnit == 0);
 
-// Code the first of m values many blocks at a time, where vectors can; return how many values.
+// Encode the first of m values many blocks at a time, where vectors can; returns how many values.
 template <typename T>
 std::size_t encode_groups([[maybe_unused]] const T* x, [[maybe_unused]] std::size_t m,
                           [[maybe_unused]] unsigned bits, [[maybe_unused]] BitWriter& writer) {
@@ -58,7 +58,7 @@ void encode_tile(const T* x, std::size_t m, unsigned bits, std::uint8_t* out) {
     encode_block(x + i, bits, words);
     put_block(writer, words, bits);
   }
-  if (i < m) {  // as zfp fills a partial block
+  if (i < m) {  // filled up as zfp does with a partial block
     const T second = m - i > 1 ? x[i + 1] : x[i];
     const T padded[4] = {x[i], second, m - i > 2 ? x[i + 2] : second, x[i]};
     encode_block(padded, bits, words);

@@ -10,7 +10,7 @@ namespace hybridcomp {
 
 struct ZfpKernels {
   // Encode `n` elements as blocks of four, `bits` bits each, to zfp_bytes(n, bits) bytes at `out`: whole
-  // 64-bit words, the last filled with zeros. `bits` is one that the type can have.
+  // 64-bit words, the last filled with zeros. The type allows `bits`.
   void (*encode)(const void* src, DTypeCode dtype, std::size_t n, std::uint32_t bits, std::uint8_t* out);
 
   // The inverse, writing to or adding to `out` of `out_dtype`. `wide`: the stream is of doubles. With `add`,
@@ -19,9 +19,9 @@ struct ZfpKernels {
                  DTypeCode out_dtype, bool add);
 };
 
-// What the payload begins with.
+// Prefix of the payload.
 struct ZfpPrefix {
-  std::uint32_t bits;      // of a block
+  std::uint32_t bits;      // bits of a block
   std::uint32_t reserved;  // zero
 };
 static_assert(sizeof(ZfpPrefix) == 8);

@@ -1,11 +1,11 @@
-// Block quantization to HC_BITS bits: `int8`, `int4`, `int2`. Kernels' names end in the type read or, of
+// Block quantization to HC_BITS bits: `int8`, `int4`, `int2`. Kernels' names end in the type read or, for
 // decoders, in the types computed in and written.
 #include "block/block_average.cuh"
 #include "block/block_feedback.cuh"
 #include "block/block_hadamard.cuh"
 
-// Blocks of 32, 64 ... 512 (_q4) and of 1024 (_q8), to nearest and without offsets. `prefix`: where the
-// payload begins, or null.
+// Encode blocks of 32, 64 ... 512 (_q4) and of 1024 (_q8), to nearest and without offsets. `prefix`: start of
+// the payload, or null.
 #define HC_ENCODE_PLAIN(name, D, Quads, threads)                                                          \
   HC_KERNEL(threads)                                                                                      \
   name(const void* src, std::uint64_t n, std::uint32_t block, std::uint8_t* prefix, std::uint8_t* scales, \
@@ -19,8 +19,8 @@
 HC_EACH_INPUT(HC_ENCODE_Q4, encode_q4)
 HC_EACH_INPUT(HC_ENCODE_Q8, encode_q8)
 
-// Every other form without a transform: by groups of lanes, or (_long) with a block of threads for each
-// block.
+// Encode every other form without a transform: by groups of lanes, or (_long) with a block of threads for
+// each block.
 #define HC_ENCODE_FORM(name, D, encode)                                                                \
   HC_KERNEL(hybridcomp::kThreads)                                                                      \
   name(const void* src, std::uint64_t n, std::uint32_t block, std::uint32_t flags, std::uint64_t seed, \
@@ -68,7 +68,7 @@ HC_EACH_OUTPUT(HC_DECODE_ANY, decode_any)
   }
 HC_EACH_OUTPUT(HC_DECODE_HADAMARD, decode_hadamard)
 
-// Error feedback in one pass: the message of x + e, and what it loses. All to nearest, without offsets.
+// Do error feedback in one pass: write the message of x + e, and its error. All to nearest, without offsets.
 #define HC_ENCODE_FEEDBACK(name, D, threads, encode)                                                         \
   HC_KERNEL(threads)                                                                                         \
   name(const void* x, std::uint64_t n, std::uint32_t block, const std::uint64_t* slot, std::uint64_t start,  \
@@ -84,7 +84,7 @@ HC_EACH_OUTPUT(HC_DECODE_HADAMARD, decode_hadamard)
   HC_ENCODE_FEEDBACK(name, D, hybridcomp::kFewThreads, hybridcomp::encode_plain<8>)
 #define HC_FEEDBACK_ANY(name, D) HC_ENCODE_FEEDBACK(name, D, hybridcomp::kThreads, hybridcomp::encode_groups)
 #define HC_FEEDBACK_LONG(name, D) HC_ENCODE_FEEDBACK(name, D, hybridcomp::kThreads, hybridcomp::encode_long)
-// Of float64 a thread would have too many: _any and _long are for it.
+// The _q4 and _q8 forms leave out float64, of which a thread would hold too much: _any and _long take it.
 #define HC_EACH_SHORT_INPUT(EACH, name)  \
   EACH(name##_f32, hybridcomp::kFloat32) \
   EACH(name##_f16, hybridcomp::kFloat16) \
@@ -94,8 +94,8 @@ HC_EACH_SHORT_INPUT(HC_FEEDBACK_Q8, feedback_q8)
 HC_EACH_INPUT(HC_FEEDBACK_ANY, feedback_any)
 HC_EACH_INPUT(HC_FEEDBACK_LONG, feedback_long)
 
-// The same of `loco`, whose state is scales and integers; what becomes of it goes to `fresh_*`. Of beta and
-// 1 - beta, the bits.
+// The same for `loco`, whose state is scales and integers; the new state goes to `fresh_*`. beta and rest = 1
+// - beta are given as their bits.
 #define HC_FEEDBACK_AVERAGE(name, D)                                                                        \
   HC_KERNEL(hybridcomp::kFewThreads)                                                                        \
   name(const void* x, std::uint64_t n, std::uint32_t block, float* state_scales,                            \
@@ -108,7 +108,7 @@ HC_EACH_INPUT(HC_FEEDBACK_LONG, feedback_long)
   }
 HC_EACH_SHORT_INPUT(HC_FEEDBACK_AVERAGE, feedback_average)
 
-// acc += messages, of the same count and plain form; m0, m1 ... are their scales.
+// Compute acc += messages, which have the same count and plain form; m0, m1 ... are their scales.
 #define HC_DECODE_SUM(name, T)                                                                               \
   HC_KERNEL(hybridcomp::kThreads)                                                                            \
   name(T* acc, std::uint64_t n, std::uint32_t block_and_peers, const std::uint32_t* status,                  \

@@ -1,5 +1,5 @@
 // Error feedback of the form `loco` in one pass, for blocks of 32, 64 and 128 of float and shorter types: the
-// message of x + e, and the moving average e of what messages lose, an int8 message of blocks of 128 without
+// message of x + e, and the moving average e of messages' errors, an int8 message of blocks of 128 without
 // its prefix. Eight lanes have a block of the state, and the one, two or four blocks of the message in it.
 #pragma once
 
@@ -19,7 +19,7 @@ struct State {
 };
 struct Average {
   float beta, rest;
-  uint32_t* bad;  // set if anything of the state is not finite
+  uint32_t* bad;  // set if a value of the state is not finite
 
   HC_METHOD float of(float error, float corrected, float decoded) const {
     return averaged(error, lost_of(corrected, decoded, 1.0f), beta, rest);
@@ -43,7 +43,7 @@ HC_DEVICE void put_state_quad(const State& state, uint64_t i, float inverse, con
   *reinterpret_cast<uint32_t*>(state.integers + i) = inverse == 0.0f ? 0 : low_bytes(q);
 }
 
-// The elements after the last whole block of the state, from `first`, by one warp.
+// Encode the elements after the last whole block of the state, from `first`, by one warp.
 template <DTypeCode D>
 HC_DEVICE void encode_average_tail(const Plain<D>& x, uint64_t n, uint64_t first, uint32_t block,
                                    const State& state, const State& fresh, const Average& average,

@@ -1,5 +1,5 @@
-// Blocks of x + e, and what their message loses of that: a source of elements for the encoders of
-// block_group.cuh and block_plain.cuh. And the sum of several messages.
+// Blocks of x + e, and the error of their message: a source of elements for the encoders of block_group.cuh
+// and block_plain.cuh.
 #pragma once
 
 #include "block/block_plain.cuh"
@@ -15,7 +15,7 @@ struct Corrected {
   Plain<D> x;
   const T* error;
   T* lost;
-  uint32_t* bad;  // set if anything is not finite
+  uint32_t* bad;  // set if a value is not finite
   bool wide;
 
   HC_METHOD Corrected(const void* from, const T* e, T* out, uint32_t* flag)
@@ -36,14 +36,15 @@ struct Corrected {
     for (int k = 0; k < 4; ++k) rest[k] = corrected[k] - decoded[k];
     put_quad<kType, false>(lost + i, wide, rest);
   }
-  // What a block of finite elements loses is finite: no value is over the largest of them.
+  // Only the largest magnitude is checked: the error of a block of finite elements is finite, since no
+  // decoded value is above the largest.
   HC_METHOD void see(typename Real<T>::Bits peak) const {
     if (peak >= Real<T>::kInfinity) atomicOr(reinterpret_cast<unsigned int*>(bad), 1u);
   }
 };
 
-// The residual's address is in a slot (see feedback.cu); what it becomes goes to that in another, or to
-// `fresh`.
+// Return the source x + e. The residual's address is in a slot (see feedback.cu); the new residual goes to
+// the address in another, or to `fresh`.
 template <DTypeCode D>
 HC_DEVICE Corrected<D> corrected(const void* x, const uint64_t* slot, uint64_t start, void* fresh,
                                  const uint64_t* to, uint32_t* bad) {

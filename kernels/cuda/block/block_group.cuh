@@ -14,11 +14,11 @@ constexpr int kLimit = (1 << (kBits - 1)) - 1;
 constexpr int kLevels = (1 << kBits) - 1;
 constexpr int kThreads = 256;
 constexpr uint32_t kField = (1u << kBits) - 1;
-constexpr uint32_t kStochastic = 4;  // beside kAffine and kHadamard; not in messages
+constexpr uint32_t kStochastic = 4;  // flag beside kAffine and kHadamard; not in messages
 
 HC_DEVICE uint64_t bytes_of(uint64_t m) { return (m + kParts - 1) / kParts; }
 
-// What a kernel is told of the format.
+// Format that a kernel gets.
 struct Form {
   uint32_t block;
   uint32_t flags;
@@ -27,7 +27,7 @@ struct Form {
   HC_METHOD bool affine() const { return (flags & kAffine) != 0; }
 };
 
-// The payload's prefix, by one thread of the grid. Null where no message is written (a state).
+// Write the payload's prefix, by one thread of the grid. Null where no message is written (a state).
 HC_DEVICE void write_prefix(uint8_t* prefix, const Form& form) {
   if (!prefix || global_thread() != 0) return;
   uint32_t* words = reinterpret_cast<uint32_t*>(prefix);
@@ -39,7 +39,7 @@ HC_DEVICE void write_prefix(uint8_t* prefix, const Form& form) {
   }
 }
 
-// Limits of some values; of a group's together after join().
+// Limits of some values; after join() those of a whole group.
 template <typename T>
 struct Limits {
   using Bits = typename Real<T>::Bits;
@@ -63,7 +63,7 @@ struct Limits {
     low = o.low < low ? o.low : low;
     high = o.high > high ? o.high : high;
   }
-  // Of `lanes` neighbours (a power of two, at most a warp); all lanes of the warp come here.
+  // Join the limits of `lanes` neighbours (a power of two, at most a warp); all lanes of the warp come here.
   HC_METHOD void over_lanes(uint32_t lanes) {
     for (uint32_t d = lanes / 2; d; d /= 2)
       join({__shfl_xor_sync(kFullWarp, peak, d), __shfl_xor_sync(kFullWarp, low, d),
@@ -86,7 +86,7 @@ HC_DEVICE void write_scale(uint8_t* scales, uint64_t b, const AffineScale<T>& sc
   if (affine) to[1] = scale.offset;
 }
 
-// Random bits of elements by their indices: keys are of 2^32 of them.
+// Random bits of elements by their indices: 2^32 indices share a key.
 class Bits32 {
  public:
   HC_METHOD Bits32(uint64_t seed, uint64_t first)
@@ -103,7 +103,7 @@ class Bits32 {
   RandomKey key_;
 };
 
-// The integer of a value, of which the low kBits bits are meant.
+// Return the integer of a value; its low kBits bits are stored.
 template <typename T>
 HC_DEVICE int32_t integer_of(T x, const AffineScale<T>& scale, const Form& form, const Bits32& bits,
                              uint64_t index) {
@@ -118,8 +118,8 @@ HC_DEVICE int32_t signed_part(uint32_t field) {
   return static_cast<int32_t>((field & kField) ^ kSign) - static_cast<int32_t>(kSign);
 }
 
-// The elements that a message is of. at(i) is one; keep() is told what it was written as, and see() of each
-// block's largest magnitude.
+// Source of a message's elements. at(i) returns one; keep() gets it with the value that it decodes to, and
+// see() each block's largest magnitude.
 template <DTypeCode D>
 struct Plain {
   using T = ComputeOf<D>;
@@ -137,7 +137,7 @@ struct Plain {
   HC_METHOD void see(typename Real<T>::Bits) const {}
 };
 
-// Limits of elements first .. first + m, those of one thread of `lanes`.
+// Find the limits of elements first .. first + m, those of one thread of `lanes`.
 template <typename Source>
 HC_DEVICE Limits<typename Source::T> limits_of(const Source& source, uint64_t first, uint64_t m,
                                                uint32_t lane, uint32_t lanes) {
@@ -154,7 +154,7 @@ HC_DEVICE void write_integers(const Source& source, const Form& form, uint64_t f
                               uint32_t lanes) {
   using T = typename Source::T;
   const uint64_t bytes = bytes_of(m);
-  const Bits32 bits(form.seed + 1, first);  // a stream of its own: the transform's signs take the seed's
+  const Bits32 bits(form.seed + 1, first);  // own stream: the transform's signs draw from the seed's
   uint8_t* const to = packed + first / form.block * (form.block / kParts);
   const bool zero = scale.inverse == T(0);
   if (!Source::kKeeps && zero) {
@@ -177,7 +177,8 @@ HC_DEVICE void write_integers(const Source& source, const Form& form, uint64_t f
   }
 }
 
-// Block b by `lanes` neighbours of a warp, all of whose lanes come here; a block past the end is nothing.
+// Encode block b by `lanes` neighbours of a warp; all lanes of the warp come here, and a block past the end
+// is left out.
 template <typename Source>
 HC_DEVICE void encode_by_lanes(const Source& source, const Form& form, uint64_t n, uint64_t b,
                                uint8_t* scales, uint8_t* packed, uint32_t lane, uint32_t lanes) {
@@ -194,7 +195,7 @@ HC_DEVICE void encode_by_lanes(const Source& source, const Form& form, uint64_t 
   write_integers(source, form, first, m, scale, packed, lane, lanes);
 }
 
-// All blocks, each by as many lanes as divide it.
+// Encode all blocks, each by as many lanes as divide it.
 template <typename Source>
 HC_DEVICE void encode_groups(const Source& source, const Form& form, uint64_t n, uint8_t* scales,
                              uint8_t* packed) {
@@ -205,7 +206,7 @@ HC_DEVICE void encode_groups(const Source& source, const Form& form, uint64_t n,
     encode_by_lanes(source, form, n, b + place, scales, packed, lane, lanes);
 }
 
-// The same with a block of threads for each, for long ones.
+// Encode all blocks, each by a block of threads: for long ones.
 template <typename Source>
 HC_DEVICE void encode_long(const Source& source, const Form& form, uint64_t n, uint8_t* scales,
                            uint8_t* packed) {
@@ -232,13 +233,13 @@ HC_DEVICE void encode_long(const Source& source, const Form& form, uint64_t n, u
       source.see(limits.peak);
     }
     write_integers(source, form, first, m, scale, packed, threadIdx.x, kThreads);
-    __syncthreads();  // before the next block's limits
+    __syncthreads();  // the next block's limits are written after this
   }
 }
 
 // -- decoding -------------------------------------------------------------------------------------------
 
-// Values by their indices, of any form; of transformed blocks what was transformed.
+// Decoded values by their indices, in any form; for transformed blocks the transform's outputs.
 template <typename T>
 class Values {
  public:
@@ -249,7 +250,7 @@ class Values {
     const uint64_t b = block_of(i);
     return of_block(b, i - b * block_);
   }
-  // Element `pos` of block b.
+  // Return element `pos` of block b.
   HC_METHOD T of_block(uint64_t b, uint64_t pos) const {
     const uint64_t first = b * block_, m = n_ - first < block_ ? n_ - first : block_, bytes = bytes_of(m);
     uint32_t part = 0;

@@ -1,5 +1,5 @@
-// Blocks that are transformed: tiles of 2048 elements, whole blocks of a power of two, in shared memory. A
-// thread takes eight elements through three stages of butterflies at a time.
+// Transformed blocks: tiles of 2048 elements, whole blocks of a power of two, in shared memory. A thread
+// takes eight elements through three stages of butterflies at a time.
 #pragma once
 
 #include "block/block_group.cuh"
@@ -12,16 +12,16 @@ constexpr uint32_t kTileBits = 11;
 constexpr uint32_t kEight = kTile / kThreads;
 static_assert(kEight == 8 && kTile == 1u << kTileBits, "a thread has eight elements of a tile");
 
-// Where element i of a tile is: neighbours eight apart are in different banks.
+// Return the place of element i of a tile: elements eight apart are in different banks.
 HC_DEVICE uint32_t padded(uint32_t i) { return i + i / 32; }
 constexpr uint32_t kPadded = kTile + kTile / 32;
 
-// All stages of each block in a tile, in place.
+// Do all stages of each block in a tile, in place.
 template <typename T>
 HC_DEVICE void transform(T* tile, uint32_t block) {
   const uint32_t stages = 31 - static_cast<uint32_t>(__clz(static_cast<int>(block)));
   for (uint32_t done = 0; done < stages; done += 3) {
-    const uint32_t low = done < kTileBits - 3 ? done : kTileBits - 3;  // lowest bit of those in a thread
+    const uint32_t low = done < kTileBits - 3 ? done : kTileBits - 3;  // lowest index bit held in a thread
     const uint32_t t = threadIdx.x, base = ((t >> low) << (low + 3)) | (t & ((1u << low) - 1));
     T x[8];
 #pragma unroll
@@ -55,7 +55,7 @@ HC_DEVICE void encode_hadamard(const void* from, uint64_t n, const Form& form, u
   HC_SHARED(T, offsets, kThreads);
   const Plain<D> source(from);
   const uint32_t t = threadIdx.x, block = form.block;
-  const uint32_t threads = block / kEight;  // of a block: a power of two up to all
+  const uint32_t threads = block / kEight;  // threads of a block of elements: a power of two up to all
   const uint64_t whole = n / block * block;
   for (uint64_t at = static_cast<uint64_t>(blockIdx.x) * kTile; at < whole;
        at += static_cast<uint64_t>(gridDim.x) * kTile) {
@@ -69,7 +69,7 @@ HC_DEVICE void encode_hadamard(const void* from, uint64_t n, const Form& form, u
     __syncthreads();
     transform(tile, block);
 
-    // What is not finite stays so in at least one of the sums: their limits tell.
+    // Values that are not finite stay so in at least one of the sums: the sums' limits tell.
     auto limits = Limits<T>::none();
 #pragma unroll
     for (uint32_t j = 0; j < kEight; ++j) limits.take(tile[padded(t * kEight + j)]);

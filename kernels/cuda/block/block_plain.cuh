@@ -1,6 +1,6 @@
 // The fast path of the block quantizers: to nearest, without offsets, blocks of 32, 64, ... 1024. A group of
-// lanes takes a block, each lane Quads times four neighbours, a quarter (or an eighth) of the block apart:
-// where a byte's fields lie. All that a warp reads or writes at once is whole sectors.
+// lanes takes a block, each lane Quads times four neighbours, a quarter (or an eighth) of the block apart, as
+// a byte's fields lie. A warp reads and writes whole sectors at once.
 #pragma once
 
 #include "block/block_group.cuh"
@@ -8,18 +8,18 @@
 namespace hybridcomp {
 namespace {
 
-constexpr int kFewThreads = 128;  // with twice the registers
+constexpr int kFewThreads = 128;  // threads of a block with twice the registers
 
 template <int Quads>
 constexpr int kWords = Quads * kBits / 8;  // 32-bit words of packed integers for Quads times four elements
 constexpr uint32_t kEachField = 0x01010101u * kField;
 
-// Where the lanes of a warp are.
+// Places of a warp's lanes.
 template <int Quads>
 struct Place {
-  uint32_t lanes;   // of a block
-  uint32_t lane;    // this one, of those
-  uint32_t each;    // blocks of a warp
+  uint32_t lanes;   // lanes of a block
+  uint32_t lane;    // this lane's number among those
+  uint32_t each;    // blocks of a warp at a time
   uint32_t stride;  // elements between a lane's quads
 
   HC_METHOD explicit Place(uint32_t block)
@@ -29,7 +29,7 @@ struct Place {
   HC_METHOD uint64_t own(uint64_t b) const { return b + (threadIdx.x & 31) / lanes; }
 };
 
-// A byte less its bias, without a slow conversion: as the low bits of a mantissa.
+// Return a byte less its bias, without a slow conversion: as the low bits of a mantissa.
 template <typename T>
 HC_DEVICE T exact(uint32_t byte) {
   constexpr int kBias = 1 << (kBits - 1);
@@ -39,7 +39,7 @@ HC_DEVICE T exact(uint32_t byte) {
     return float_of(static_cast<uint64_t>(0x4330000000000000ull | byte)) - (4503599627370496.0 + kBias);
 }
 
-// The four signed integers of field `part` of a word's bytes.
+// Write the four signed integers of field `part` of a word's bytes.
 template <typename T>
 HC_DEVICE void unpack(uint32_t word, int part, T* out) {
   const uint32_t raised = ((word >> (part * kBits)) & kEachField) ^ (0x01010101u << (kBits - 1));
@@ -47,7 +47,7 @@ HC_DEVICE void unpack(uint32_t word, int part, T* out) {
   for (int k = 0; k < 4; ++k) out[k] = exact<T>(__byte_perm(raised, 0, 0x4440 + k));
 }
 
-// The low bytes of four integers.
+// Return the low bytes of four integers.
 HC_DEVICE uint32_t low_bytes(const uint32_t* q) {
   return __byte_perm(__byte_perm(q[0], q[1], 0x0040), __byte_perm(q[2], q[3], 0x0040), 0x5410);
 }
@@ -61,7 +61,7 @@ HC_DEVICE typename Real<T>::Bits peak_over_lanes(typename Real<T>::Bits peak, ui
   return peak;
 }
 
-// Word w of a lane's integers: field by field of quads w, w + kWords, ...
+// Return word w of a lane's integers: field by field of quads w, w + kWords, ...
 template <int Quads, typename T>
 HC_DEVICE uint32_t word_of(const T (*x)[4], int w, T inverse) {
   uint32_t word = 0;
@@ -73,7 +73,7 @@ HC_DEVICE uint32_t word_of(const T (*x)[4], int w, T inverse) {
       q[k] = static_cast<uint32_t>(quantized(x[w + part * kWords<Quads>][k], inverse));
     word |= (low_bytes(q) & kEachField) << (part * kBits);
   }
-  return inverse == T(0) ? 0 : word;  // nothing of a block that is not finite
+  return inverse == T(0) ? 0 : word;  // zero for a block that is not finite
 }
 
 template <int Quads, typename Source>
@@ -85,7 +85,7 @@ HC_DEVICE void encode_plain(const Source& source, const Form& form, uint64_t n, 
   const uint64_t whole = n / block;
   for (uint64_t begin = place.first(); begin < whole; begin += place.step()) {
     const uint64_t own = place.own(begin);
-    const uint64_t b = own < whole ? own : whole - 1;  // so that all lanes have something to read
+    const uint64_t b = own < whole ? own : whole - 1;  // so that all lanes have a block to read
     const uint64_t at = b * block + 4 * place.lane;
     T x[Quads][4];
 #pragma unroll
@@ -121,14 +121,14 @@ HC_DEVICE void encode_plain(const Source& source, const Form& form, uint64_t n, 
       }
     }
   }
-  // The last block, if it is short: by the last warp, which has the least to do.
+  // The last warp, which has the least to do, encodes the last block if it is short.
   if (n % block && global_thread() / 32 + 1 == global_threads() / 32)
     encode_by_lanes(source, form, n, whole, scales, packed, threadIdx.x & 31, 32);
 }
 
 // -- decoding -------------------------------------------------------------------------------------------
 
-// Sixteen elements of a block: no group shares anything here, so blocks may be of any power of two from 32.
+// Sixteen elements of a block: groups share no data here, so blocks may have any power of two from 32 on.
 struct Part {
   uint32_t shift;   // log2 of the parts of a block
   uint32_t lanes;   // parts of a block
@@ -149,7 +149,7 @@ HC_DEVICE void load_words(const uint8_t* packed, uint64_t b, uint32_t block, uin
   for (int w = 0; w < kWords<4>; ++w) words[w] = from[w * lanes];
 }
 
-// The four values of quad i.
+// Decode the four values of quad i.
 template <typename T>
 HC_DEVICE void values_of(const uint32_t* words, int i, T scale, T* out) {
   unpack(words[i % kWords<4>], i / kWords<4>, out);
@@ -184,8 +184,8 @@ HC_DEVICE void decode_plain(const uint8_t* scales, const uint8_t* packed, uint64
     put<D, Add>(out + i, values.at(i));
 }
 
-// acc += the values of `peers` messages, one after the other, four of them read at a time. Each has the same
-// format and count; `packed_at` bytes after its scales (T) begin its integers.
+// Messages whose values sum_plain adds to acc, one after the other, four of them read at a time. All have the
+// same format and count; the integers begin `packed_at` bytes after the scales (T).
 constexpr int kMostPeers = 16;
 struct Messages {
   const uint8_t* scales[kMostPeers];

@@ -1,6 +1,7 @@
-// Error-bounded compression (codec `bounded`). Encoding: the range of the values, if the bound is a share of
-// it; the prefix; the bytes of each chunk, side by side with room for all elements; where each chunk begins;
-// the bytes moved there. Decoding: how many bytes each chunk has; where it begins; the elements.
+// Error-bounded compression (codec `bounded`). Encoding finds the range of the values, if the bound is a
+// share of it; writes the prefix; writes each chunk's bytes, apart, with room for all elements; finds each
+// chunk's start; and moves the bytes there. Decoding finds each chunk's bytes and its start, and then decodes
+// the elements.
 #include "bounded/bounded_decode.cuh"
 #include "bounded/bounded_encode.cuh"
 
@@ -12,8 +13,8 @@ constexpr uint32_t kScanEach = 16;  // chunks of a thread at a time: rows of a w
 
 // -- the range ---------------------------------------------------------------------------------------------
 
-// Bits as a signed integer that is ordered as the numbers are, and back. Those of 16 bits come as the upper
-// half of 32.
+// Return bits as a signed integer that is ordered as the numbers are, and back. Bits of 16-bit types come as
+// the upper half of 32.
 HC_DEVICE int32_t key_of(uint32_t bits) {
   const int32_t s = static_cast<int32_t>(bits);
   return s ^ ((s >> 31) & 0x7FFFFFFF);
@@ -28,7 +29,7 @@ struct Extremes {
   using Word = ShuffledOf<D>;
   using Key = decltype(key_of(Word()));
   static constexpr Word kInfinite = D == kFloat16 ? 0x7C000000u : Real<ComputeOf<D>>::kInfinity;
-  Key low = static_cast<Key>(kInfinite), high = ~static_cast<Key>(kInfinite);  // of no finite value
+  Key low = static_cast<Key>(kInfinite), high = ~static_cast<Key>(kInfinite);  // the keys of no finite value
 
   __device__ __forceinline__ void take(BitsOf<D> element) {
     const Word bits = static_cast<Word>(element) << (kElement<D> == 2 ? 16 : 0);
@@ -41,9 +42,9 @@ struct Extremes {
 
 HC_DEVICE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The least `low` and the largest `high` of a thread block, in thread 0. `shared` has 64 places.
+// Find the least `low` and the largest `high` of a thread block, in thread 0. `shared` has 64 places.
 HC_DEVICE void extremes_of_block(int64_t* low, int64_t* high, int64_t* shared) {
-  int64_t least = *low, most = ~*high;  // whose order is the opposite
+  int64_t least = *low, most = ~*high;  // ~high has the opposite order
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int distance = 16; distance; distance /= 2) {
     least = lesser(least, __shfl_xor_sync(kFullWarp, least, distance));
@@ -64,7 +65,7 @@ HC_DEVICE void extremes_of_block(int64_t* low, int64_t* high, int64_t* shared) {
   *high = ~most;
 }
 
-// The number of a key; zero if it is denormal.
+// Return the number of a key; zero if it is denormal.
 HC_DEVICE double number_of(int64_t key, uint32_t dtype) {
   if (dtype == kFloat64) {
     const uint64_t bits = static_cast<uint64_t>(key_of(static_cast<uint64_t>(key)));
@@ -75,7 +76,7 @@ HC_DEVICE double number_of(int64_t key, uint32_t dtype) {
   return bits & Real<float>::kInfinity ? static_cast<double>(float_of(bits)) : 0.0;
 }
 
-// Each thread block's extremes, as keys.
+// Find each thread block's extremes, as keys.
 template <DTypeCode D>
 HC_DEVICE void range_of(const void* from, uint64_t n, int64_t* lows, int64_t* highs) {
   constexpr uint32_t kWide = 16 / kElement<D>;
@@ -130,8 +131,8 @@ HC_DEVICE void decode_all(const uint8_t* payload, uint64_t bytes, const uint64_t
 
 }  // namespace
 
-// The payload's prefix. The bound is `error`, or, if `count` is not 0, that share of the range which so many
-// blocks of bounded_range found.
+// Write the payload's prefix. The bound is `error`, or, if `count` is not 0, that share of the range found by
+// so many blocks of bounded_range.
 HC_KERNEL(kThreads)
 bounded_prefix(uint8_t* payload, uint64_t error, uint32_t dtype, const int64_t* lows, const int64_t* highs,
                uint32_t count) {
@@ -149,8 +150,8 @@ bounded_prefix(uint8_t* payload, uint64_t error, uint32_t dtype, const int64_t* 
   if (threadIdx.x == 0) *reinterpret_cast<BoundedPrefix*>(payload) = {bound, kBoundedBlock, 0};
 }
 
-// The bytes of each chunk of a payload of n elements of `size` bytes, by a warp each. Blocks do not look at a
-// status that others of them may be setting.
+// Find the bytes of each chunk of a payload of n elements of `size` bytes, by a warp each. Blocks do not look
+// at the status, since other blocks may be setting it.
 HC_KERNEL(kThreads)
 bounded_sums(const uint8_t* payload, uint64_t n, uint32_t size, uint32_t* sums, uint32_t* status) {
   const uint8_t* const codes = payload + sizeof(BoundedPrefix);
@@ -170,18 +171,18 @@ bounded_sums(const uint8_t* payload, uint64_t n, uint32_t size, uint32_t* sums, 
   }
 }
 
-// Where in the payload each chunk begins, of which the first does at `base`. The end goes to `*total`, or
-// must be `expected` if there is a status.
+// Find each chunk's start in the payload; the first chunk's is `base`. The end goes to `*total`, or must be
+// `expected` if there is a status.
 HC_KERNEL(kScanThreads)
 bounded_starts(const uint32_t* sums, uint64_t chunks, uint64_t base, uint64_t* starts, uint64_t expected,
                uint64_t* total, uint32_t* status) {
   HC_SHARED(uint32_t, warps, 32);
   const bool stop = status && *status;
-  __syncthreads();  // before thread 0 sets it
+  __syncthreads();  // before thread 0 sets the status
   if (stop) return;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (uint64_t at = 0; at < chunks; at += kScanThreads * kScanEach) {
-    // A warp has rows of 32 chunks: what its lanes read and write at once lies side by side.
+    // A warp has rows of 32 chunks, so that its lanes read and write neighbouring memory at once.
     const uint64_t own = at + warp * (32 * kScanEach) + lane;
     uint32_t places[kScanEach], rows = 0;
 #pragma unroll
@@ -208,8 +209,7 @@ bounded_starts(const uint32_t* sums, uint64_t chunks, uint64_t base, uint64_t* s
   if (status && base != expected) fail(status, kBadLength);
 }
 
-// Move each chunk's bytes, which are `stride` apart at aligned addresses, to where they belong; by a warp
-// each.
+// Move each chunk's bytes, which are `stride` apart at aligned addresses, to their place; by a warp each.
 HC_KERNEL(kThreads)
 bounded_move(const uint8_t* scratch, uint64_t stride, uint64_t chunks, const uint32_t* sums,
              const uint64_t* starts, uint8_t* payload) {
@@ -248,7 +248,7 @@ HC_EACH_INPUT(HC_BOUNDED_RANGE, bounded_range)
   }
 HC_EACH_INPUT(HC_BOUNDED_ENCODE, bounded_encode)
 
-// Of each element type, since kept blocks hold elements.
+// There is a decoder for each element type, since kept blocks hold elements.
 #define HC_BOUNDED_DECODE(name, D, O, Add)                                                             \
   HC_KERNEL(hybridcomp::kThreads)                                                                      \
   name(const std::uint8_t* payload, std::uint64_t bytes, const std::uint64_t* starts, std::uint64_t n, \

@@ -12,21 +12,21 @@ using std::int64_t;
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint32_t kChunkBlocks = 32;  // that a thread block codes together: one for each lane of a scan
+constexpr uint32_t kChunkBlocks = 32;  // coded by a thread block together: one for each lane of a scan
 constexpr uint32_t kChunk = kChunkBlocks * kBoundedBlock;  // elements
 constexpr int kOwn = 8;                                    // elements of a thread
 
 HC_DEVICE uint64_t blocks_in(uint64_t n) { return n / kBoundedBlock + (n % kBoundedBlock != 0); }
 HC_DEVICE uint64_t chunks_in(uint64_t n) { return n / kChunk + (n % kChunk != 0); }
 
-// Elements of a chunk's block, if the array has `left` from the chunk's beginning on.
+// Return the number of elements of a chunk's block, if the array has `left` from the chunk's beginning on.
 HC_DEVICE uint32_t elements_of(uint64_t left, uint32_t block) {
   const uint64_t begin = static_cast<uint64_t>(block) * kBoundedBlock;
   const uint64_t rest = left > begin ? left - begin : 0;
   return static_cast<uint32_t>(rest < kBoundedBlock ? rest : kBoundedBlock);
 }
 
-// An element's place in its block: of the i-th element of lane j of eight.
+// Return the place in its block of the i-th element of lane j of eight.
 HC_DEVICE uint32_t place_of(uint32_t j, int i) {
   return 4 * j + static_cast<uint32_t>(i & 3) + (i < 4 ? 0u : 32u);
 }
@@ -51,7 +51,7 @@ struct Bits<kFloat64> {
 template <DTypeCode D>
 using BitsOf = typename Bits<D>::Type;
 template <DTypeCode D>
-using ShuffledOf = typename Bits<D>::Shuffled;  // what shuffles take
+using ShuffledOf = typename Bits<D>::Shuffled;  // type that shuffles take
 
 template <DTypeCode D>
 HC_DEVICE ComputeOf<D> value_of(BitsOf<D> bits) {
@@ -66,7 +66,7 @@ constexpr uint32_t kElement = sizeof(BitsOf<D>);
 template <DTypeCode D>
 constexpr uint32_t kFourAligned = 4 * kElement<D> < 16 ? 4 * kElement<D> : 16;
 
-// -- what eight lanes share --------------------------------------------------------------------------------
+// -- operations of eight lanes -----------------------------------------------------------------------------
 
 HC_DEVICE uint32_t or_of_eight(uint32_t x) {
 #pragma unroll
@@ -80,7 +80,7 @@ HC_DEVICE bool all_of_eight(bool condition) {
   return ((ballot >> (threadIdx.x & 24u)) & 255u) == 255u;
 }
 
-// The sum of x over the lanes of a warp up to this one.
+// Return the sum of x over the lanes of a warp up to this one.
 HC_DEVICE uint32_t sum_to_here(uint32_t x) {
   const uint32_t lane = threadIdx.x & 31u;
 #pragma unroll
@@ -93,7 +93,7 @@ HC_DEVICE uint32_t sum_to_here(uint32_t x) {
 
 // -- bit planes --------------------------------------------------------------------------------------------
 
-// Each 4 x 4 block of a matrix of bits, of which x has four rows of eight, with rows and columns swapped.
+// Transpose each 4 x 4 block of a matrix of bits, of which x has four rows of eight.
 HC_DEVICE uint32_t transposed(uint32_t x) {
   uint32_t t = (x ^ (x >> 7)) & 0x00AA00AAu;
   x ^= t ^ (t << 7);
@@ -101,7 +101,7 @@ HC_DEVICE uint32_t transposed(uint32_t x) {
   return x ^ t ^ (t << 14);
 }
 
-// Byte i of lane 2 b + p goes to byte b of lane 2 i + p.
+// Move byte i of lane 2 b + p to byte b of lane 2 i + p.
 HC_DEVICE uint32_t exchanged(uint32_t x) {
   const uint32_t lane = threadIdx.x;
   x = __byte_perm(x, __shfl_xor_sync(kFullWarp, x, 2), lane & 2u ? 0x3715u : 0x6240u);
@@ -114,7 +114,7 @@ struct TwoPlanes {
   uint32_t first, second;
 };
 
-// The planes of the lowest bytes of a block's integers.
+// Return the planes of the lowest bytes of a block's integers.
 HC_DEVICE TwoPlanes planes_of(const uint32_t v[kOwn]) {
   const bool odd = threadIdx.x & 1u;
   // Byte r of x: the bits r of the four elements below, and above them their bits 4 + r.
@@ -129,7 +129,7 @@ HC_DEVICE TwoPlanes planes_of(const uint32_t v[kOwn]) {
   return {exchanged(first), exchanged(second)};
 }
 
-// The inverse: integers become 256 times what they are, plus the byte that the planes make.
+// The inverse: multiply integers by 256 and add the byte that the planes make.
 HC_DEVICE void add_planes(TwoPlanes planes, uint32_t v[kOwn]) {
   const bool odd = threadIdx.x & 1u;
   const uint32_t first = exchanged(planes.first), second = exchanged(planes.second);
@@ -183,7 +183,7 @@ HC_DEVICE U get_element(const uint8_t* from) {
     return *reinterpret_cast<const U*>(from);
 }
 
-// How many planes a code has.
+// Return how many planes a code has.
 HC_DEVICE uint32_t planes_in(uint32_t code) {
   return code < kBoundedDelta ? code : code < kBoundedRaw ? code - kBoundedDelta : 0;
 }

@@ -6,7 +6,7 @@
 namespace hybridcomp {
 namespace {
 
-// The 32-bit word at an aligned address, of which some bytes may lie at `end` or after: those are zero.
+// Return the 32-bit word at an aligned address; bytes that lie at `end` or after are zero.
 HC_DEVICE uint32_t word_before(const uint8_t* at, const uint8_t* end) {
   if (end - at >= 4) return *reinterpret_cast<const uint32_t*>(at);
   uint32_t word = 0;
@@ -16,8 +16,8 @@ HC_DEVICE uint32_t word_before(const uint8_t* at, const uint8_t* end) {
   return word;
 }
 
-// Copy bytes from any address to shared memory by whole words; zeros complete the last one. `end` is that of
-// the memory that may be read.
+// Copy bytes from any address to shared memory by whole words; zeros complete the last one. `end` is the end
+// of the memory that may be read.
 HC_DEVICE void stage_bytes(const uint8_t* from, uint32_t bytes, const uint8_t* end, uint32_t* stage) {
   const uint32_t off = static_cast<uint32_t>(reinterpret_cast<uint64_t>(from) & 3u);
   const uint8_t* const base = from - off;
@@ -29,7 +29,7 @@ HC_DEVICE void stage_bytes(const uint8_t* from, uint32_t bytes, const uint8_t* e
   }
 }
 
-// The integers of a block. All lanes of a warp come here.
+// Read the integers of a block. All lanes of a warp come here.
 template <typename U>
 HC_DEVICE void get_integers(uint32_t code, uint32_t j, const uint8_t* from, uint32_t q[kOwn]) {
   const uint32_t planes = planes_in(code);
@@ -49,7 +49,7 @@ HC_DEVICE void get_integers(uint32_t code, uint32_t j, const uint8_t* from, uint
     for (int i = 0; i < kOwn; ++i) q[i] = static_cast<uint32_t>(bounded_signed(q[i], planes));
   }
   if (!__any_sync(kFullWarp, delta)) return;
-  uint32_t sums[kOwn];  // of a thread's four, low and high
+  uint32_t sums[kOwn];  // sums over a thread's four, low and high
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) sums[i] = q[i] + (i & 3 ? sums[(i + 7) & 7] : 0);
   uint32_t low = sums[3], high = sums[7];
@@ -71,8 +71,8 @@ HC_DEVICE void get_integers(uint32_t code, uint32_t j, const uint8_t* from, uint
   }
 }
 
-// Write, or add, a lane's values to its block of m elements at `out`. Of a kept block of the output's own
-// type the bits.
+// Write, or add, a lane's values to its block of m elements at `out`. A kept block of the output's own type
+// is copied bit for bit.
 template <DTypeCode D, DTypeCode O, bool Add>
 HC_DEVICE void put_values(const ComputeOf<D> y[kOwn], bool kept, const BitsOf<D> bits[kOwn], uint32_t m,
                           uint32_t j, bool packs, StorageOf<O>* out) {
@@ -109,7 +109,7 @@ HC_DEVICE void put_values(const ComputeOf<D> y[kOwn], bool kept, const BitsOf<D>
   }
 }
 
-// Decode the chunk whose bytes begin at `data`. The codes are valid. `end` is the payload's.
+// Decode the chunk whose bytes begin at `data`. The codes are valid. `end` is the payload's end.
 template <DTypeCode D, DTypeCode O, bool Add>
 HC_DEVICE void decode_chunk(const uint8_t* codes, const uint8_t* data, const uint8_t* end, uint64_t n,
                             uint64_t chunk, ComputeOf<D> step, bool packs, StorageOf<O>* out,

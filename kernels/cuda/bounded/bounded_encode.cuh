@@ -6,14 +6,14 @@
 namespace hybridcomp {
 namespace {
 
-// What a lane knows of its block.
+// A lane's elements of its block, and their integers.
 template <DTypeCode D>
 struct Own {
-  BitsOf<D> bits[kOwn];  // past the end of the array the last element's
+  BitsOf<D> bits[kOwn];  // past the end of the array the last element's bits
   uint32_t q[kOwn], d[kOwn];
 };
 
-// The elements of the block of m > 0 at `src`.
+// Load the elements of the block of m > 0 at `src`.
 template <DTypeCode D>
 HC_DEVICE void load_block(const BitsOf<D>* src, uint32_t m, uint32_t j, bool packs, BitsOf<D> bits[kOwn]) {
   using Four = Pack<BitsOf<D>, 4>;
@@ -34,8 +34,8 @@ HC_DEVICE void load_block(const BitsOf<D>* src, uint32_t m, uint32_t j, bool pac
   }
 }
 
-// The code of a block of m elements, of which integers stand for some that are within the bound. All lanes
-// of a warp come here; m is 0 where there is no block.
+// Choose the code of a block of m elements, whose integers stand for values within the bound where they hold.
+// All lanes of a warp come here; m is 0 where there is no block.
 template <DTypeCode D>
 HC_DEVICE uint32_t choose_code(const BoundedStep<ComputeOf<D>>& step, uint32_t m, uint32_t j, Own<D>& own) {
   using T = ComputeOf<D>;
@@ -98,7 +98,7 @@ HC_DEVICE void put_block(uint32_t code, uint32_t m, uint32_t j, const Own<D>& ow
     if (j == 0) put_word<U>(to, own.q[0]);
     to += 4;
   }
-  uint32_t plane = j / 2;  // of the first of the two that come to this lane
+  uint32_t plane = j / 2;  // first of the two planes that come to this lane
   for (uint32_t low = 0; __any_sync(kFullWarp, low < planes); low += 8, plane += 8) {
     const TwoPlanes two = planes_of(v);
 #pragma unroll

@@ -1,6 +1,6 @@
 // Bitmaps of elements in tiles of a block: bit i % 64 of word i / 64 is element i. A thread of a block has a
-// word of a tile. Values that belong to the bits lie packed; where a tile's begin is a scan over the tiles'
-// counts.
+// word of a tile. Values that belong to the bits lie packed; a tile's start among them comes from a scan over
+// the tiles' counts.
 #pragma once
 
 #include "common/elements.cuh"
@@ -15,13 +15,14 @@ constexpr uint64_t kTileElements = kWarpElements * kBitmapWarps;
 HC_DEVICE uint64_t bitmap_words(uint64_t n) { return n / 64 + (n % 64 != 0); }
 HC_DEVICE uint64_t bitmap_tiles(uint64_t n) { return n / kTileElements + (n % kTileElements != 0); }
 
-// A thread's word of a tile, and where its values begin among the tile's.
+// A thread's word of a tile, and the start of its values among the tile's.
 struct BitmapWord {
   uint64_t bits;
   uint32_t at;
 };
 
-// `sums` is shared memory for a number of each warp; may be called again at once.
+// Return a thread's BitmapWord. `sums` is shared memory for a number of each warp; may be called again at
+// once.
 HC_DEVICE BitmapWord bitmap_word(const uint64_t* words, uint64_t n, uint64_t tile, uint32_t* sums) {
   const uint64_t w = tile * kBitmapThreads + threadIdx.x;
   const uint32_t lane = threadIdx.x & 31u, warp = threadIdx.x / 32;
@@ -32,7 +33,7 @@ HC_DEVICE BitmapWord bitmap_word(const uint64_t* words, uint64_t n, uint64_t til
     const uint32_t before = __shfl_up_sync(kFullWarp, until, distance);
     if (lane >= distance) until += before;
   }
-  __syncthreads();  // who came here before has read
+  __syncthreads();  // the reads of an earlier call are done
   if (lane == 31) sums[warp] = until;
   __syncthreads();
   uint32_t at = until - count;
@@ -40,7 +41,7 @@ HC_DEVICE BitmapWord bitmap_word(const uint64_t* words, uint64_t n, uint64_t til
   return {bits, at};
 }
 
-// The sum of a number of each thread, in thread 0. `sums` as above.
+// Return the sum of a number of each thread, in thread 0. `sums` as above.
 HC_DEVICE uint32_t block_sum(uint32_t value, uint32_t* sums) {
   for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(kFullWarp, value, distance);
   __syncthreads();
@@ -92,12 +93,12 @@ HC_DEVICE void move(StorageOf<S> value, StorageOf<D>* out) {
     put<D, Add>(out, loaded<S>(value));
 }
 
-// Values to the places of a bitmap's bits, zero to the others; or with Add nothing to the others.
+// Write values to the places of a bitmap's bits and zero to the others; with Add leave the others.
 template <DTypeCode S, DTypeCode D, bool Add>
 HC_DEVICE void bitmap_scatter(const uint64_t* words, uint64_t n, const uint64_t* offsets,
                               const StorageOf<S>* values, StorageOf<D>* out, uint32_t* sums) {
   constexpr int kEach = 4;                // neighbours that a lane writes
-  constexpr int kTogether = Add ? 2 : 4;  // of these whose loads are in flight
+  constexpr int kTogether = Add ? 2 : 4;  // groups of these whose loads are in flight
   constexpr uint64_t kWide = sizeof(StorageOf<D>) * kEach < 16 ? sizeof(StorageOf<D>) * kEach : 16;
   using P = Pack<StorageOf<D>, kEach>;
   const bool packs = aligned_to(out, kWide);

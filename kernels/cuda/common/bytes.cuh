@@ -1,12 +1,12 @@
-// Bytes moved by a warp between any two addresses, and words loaded from addresses that may be odd to them.
+// Bytes moved by a warp between any two addresses, and words loaded from unaligned addresses.
 #pragma once
 
 #include "common/common.cuh"
 
 namespace hybridcomp {
 
-// Copy `size` bytes. Stores are of aligned words; each is made of the one or two aligned words of the source
-// that it lies in, all of which overlap the source.
+// Copy `size` bytes. Stores are of aligned words; each is made of the one or two aligned words that hold its
+// bytes, all of which overlap the source.
 HC_DEVICE void warp_copy(uint8_t* dst, const uint8_t* src, uint64_t size) {
   constexpr int kBatch = 4;  // words of a lane in flight
   const uint32_t lane = threadIdx.x & 31u;
@@ -19,7 +19,7 @@ HC_DEVICE void warp_copy(uint8_t* dst, const uint8_t* src, uint64_t size) {
   const uint32_t odd = static_cast<uint32_t>(reinterpret_cast<uint64_t>(src) & 3);
   const uint32_t* from = reinterpret_cast<const uint32_t*>(src - odd);
   uint32_t* to = reinterpret_cast<uint32_t*>(dst);
-  const uint64_t inside = (odd + size) / 4;  // words of the source that do not reach past it
+  const uint64_t inside = (odd + size) / 4;  // aligned words that do not reach past the source
   const uint64_t words = odd == 0 ? inside : (inside ? inside - 1 : 0);
   for (uint64_t base = 0; base < words; base += 32 * kBatch) {
     uint32_t batch[kBatch];
@@ -38,7 +38,7 @@ HC_DEVICE void warp_copy(uint8_t* dst, const uint8_t* src, uint64_t size) {
   if (lane < rest) dst[words * 4 + lane] = src[words * 4 + lane];
 }
 
-// A word at an address that is a multiple of 2.
+// Load a word at an address that is a multiple of 2.
 template <typename T>
 HC_DEVICE T load_even(const uint8_t* p) {
   if constexpr (sizeof(T) > 2) {
@@ -59,15 +59,15 @@ HC_DEVICE T load_even(const uint8_t* p) {
   return *reinterpret_cast<const T*>(p);
 }
 
-// Whether something is wrong already, as one thread sees it: other blocks may be finding faults right now,
-// and all threads of this one must go the same way.
+// Whether a fault was found already, as one thread sees it: other blocks may be finding faults right now, and
+// all threads of this one must go the same way.
 HC_DEVICE bool stopped(uint32_t* status) {
   uint32_t code = 0;
   if (threadIdx.x == 0) code = atomicOr(reinterpret_cast<unsigned int*>(status), 0u);
   return __syncthreads_or(static_cast<int>(code)) != 0;
 }
 
-// The sum over a warp's lanes up to and with this one.
+// Return the sum over a warp's lanes up to and with this one.
 HC_DEVICE uint32_t warp_inclusive(uint32_t x) {
   const uint32_t lane = threadIdx.x & 31u;
 #pragma unroll

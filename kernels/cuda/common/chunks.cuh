@@ -1,28 +1,27 @@
-// What decoders of blocks share. A warp writes a chunk of 1024 elements at a time, in eight rows of 128: lane
-// l has elements 4 l to 4 l + 3 of each row, so that all that it writes at once lies side by side with what
-// the other lanes write.
+// Helpers that decoders of blocks share. A warp writes a chunk of 1024 elements at a time, in eight rows of
+// 128: lane l has elements 4 l to 4 l + 3 of each row, so that the lanes' writes lie side by side.
 #pragma once
 
 #include "common/elements.cuh"
 
 namespace hybridcomp {
 
-constexpr int kRows = 8;        // of a chunk
+constexpr int kRows = 8;        // rows of a chunk
 constexpr int kFour = 4;        // elements of a lane in a row
-constexpr uint32_t kRow = 128;  // elements
+constexpr uint32_t kRow = 128;  // elements of a row
 constexpr uint32_t kChunk = kRows * kRow;
 
 HC_DEVICE uint32_t lane_of() { return threadIdx.x & 31u; }
 HC_DEVICE uint64_t global_warp() { return global_thread() / 32; }
 HC_DEVICE uint64_t global_warps() { return global_threads() / 32; }
 
-// The blocks of `size` elements near an element: one division for many look-ups.
+// Numbers of the blocks of `size` elements near an element: one division for many look-ups.
 struct NearBlocks {
   uint64_t first;  // block of the element
   uint32_t rest;   // elements of that block before it
   uint32_t size, shift;
 
-  // The block of the element `offset` further on.
+  // Return the block of the element `offset` further on.
   __device__ __forceinline__ uint64_t operator()(uint32_t offset) const {
     const uint32_t o = rest + offset;
     return first + (shift < 32 ? o >> shift : o / size);
@@ -35,13 +34,13 @@ HC_DEVICE NearBlocks near_blocks(uint64_t at, uint32_t size) {
   return {first, static_cast<uint32_t>(at - first * size), size, shift};
 }
 
-// Whether packs of four can be read and written there.
+// Whether packs of four can be read and written at `p`.
 template <DTypeCode D>
 HC_DEVICE bool packs_of_four(const void* p) {
   return aligned_to(p, alignof(Pack<StorageOf<D>, kFour>));
 }
 
-// Write, or add, a whole chunk to where it begins at: values(row, v) gives a lane's four of a row.
+// Write, or add, a whole chunk, which begins at `chunk`: values(row, v) gives a lane's four of a row.
 template <DTypeCode D, bool Add, typename T, typename Values>
 HC_DEVICE void put_chunk(StorageOf<D>* chunk, bool packs, Values values) {
   StorageOf<D>* out = chunk + kFour * lane_of();
@@ -76,8 +75,8 @@ HC_DEVICE void put_chunk(StorageOf<D>* chunk, bool packs, Values values) {
   }
 }
 
-// What is left of an array after its whole chunks, from element `at` on, by all threads of the grid: a warp
-// alone would wait for memory again and again. value(e) gives an element's.
+// Write the rest of an array after its whole chunks, from element `at` on, by all threads of the grid: a warp
+// alone would wait for memory again and again. value(e) gives an element's value.
 template <DTypeCode D, bool Add, typename Value>
 HC_DEVICE void put_rest(StorageOf<D>* out, uint64_t at, uint64_t n, Value value) {
   for (uint64_t e = at + global_thread(); e < n; e += global_threads()) put<D, Add>(out + e, value(e));
@@ -86,17 +85,17 @@ HC_DEVICE void put_rest(StorageOf<D>* out, uint64_t at, uint64_t n, Value value)
 // -- sums of messages --
 
 constexpr int kMostPeers = 8;  // messages added in one pass
-constexpr int kSumRows = 2;    // that a warp has at a time, of all messages
+constexpr int kSumRows = 2;    // rows of all messages that a warp has at a time
 constexpr uint32_t kSumChunk = kSumRows * kRow;
 
 struct Messages {
   const uint8_t* of[kMostPeers];  // payloads of the same layout
 };
 
-// acc += the values of `peers` messages, one after the other: what decoders of each would add, in one pass
+// Compute acc += the values of `peers` messages, one after the other, as their decoders would, in one pass
 // over acc. Elements before `whole`, a multiple of kSumChunk, come in fours: load(payload, e, block, word,
-// scale) reads those from e on, which are in that block; values(word, scale, v) decodes them. value(payload,
-// e) gives a single one.
+// scale) reads the four from e on, which lie in `block`; values(word, scale, v) decodes them. value(payload,
+// e) gives a single element's.
 template <typename T, typename S, typename Load, typename Values, typename Value>
 HC_DEVICE void sum_messages(T* acc, uint64_t whole, uint64_t n, uint32_t block, const Messages& messages,
                             uint32_t peers, Load load, Values values, Value value) {
@@ -159,7 +158,7 @@ HC_DEVICE void sum_messages(T* acc, uint64_t whole, uint64_t n, uint32_t block, 
 
 }  // namespace hybridcomp
 
-// The parameters and the Messages of a kernel of sums.
+// Parameters and Messages of a kernel of sums.
 #define HC_MESSAGES                                                                               \
   const std::uint8_t *m0, const std::uint8_t *m1, const std::uint8_t *m2, const std::uint8_t *m3, \
       const std::uint8_t *m4, const std::uint8_t *m5, const std::uint8_t *m6, const std::uint8_t *m7

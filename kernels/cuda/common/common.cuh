@@ -1,6 +1,6 @@
-// What every CUDA source begins with. The same sources are compiled by nvcc, by NVRTC (which has no standard
-// library: hybridcomp/cuda.py pastes the headers in and provides the integer types), and, in tests, by a C++
-// compiler with tests/emulation in the place of a GPU.
+// Header that every CUDA source begins with. The same sources are compiled by nvcc, by NVRTC (which has no
+// standard library: hybridcomp/cuda.py pastes the headers in and provides the integer types), and, in tests,
+// by a C++ compiler with tests/emulation in the place of a GPU.
 //
 // Rules: parameters of kernels are pointers and integers (floats travel as their bits); grids and blocks have
 // one dimension; a block has a multiple of 32 threads, all of which reach every barrier; shared memory is
@@ -23,7 +23,7 @@
   extern __shared__ __align__(16) unsigned char hc_dynamic[]; \
   T* const name = reinterpret_cast<T*>(hc_dynamic)
 #define HC_CONSTANT static __constant__ const
-#define HC_TABLE static __device__ const  // that the lanes of a warp read at different places at once
+#define HC_TABLE static __device__ const  // table that the lanes of a warp read at different places
 #else
 #define HC_DEVICE static inline __attribute__((always_inline, unused))
 #define HC_CONSTANT static const
@@ -42,7 +42,7 @@ using std::uint8_t;
 
 constexpr uint32_t kFullWarp = 0xFFFFFFFFu;
 
-// The first thing to go wrong stays. Kernels of decoders do nothing once `status` is set.
+// Set the status, unless an earlier fault has set it. Kernels of decoders do nothing once `status` is set.
 HC_DEVICE void fail(uint32_t* status, Status code) {
   atomicCAS(reinterpret_cast<unsigned int*>(status), 0u, static_cast<unsigned int>(code));
 }

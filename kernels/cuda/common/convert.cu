@@ -29,7 +29,7 @@ HC_DEVICE void convert(const void* from, void* to, uint64_t n, const uint32_t* s
 
 }  // namespace
 
-// Bit for bit, NaN payloads too; unless a message was found to be damaged.
+// Copy bytes, NaN payloads too, unless a message was found to be damaged.
 HC_KERNEL(kThreads) copy_bytes(const uint8_t* src, uint8_t* dst, uint64_t n, const uint32_t* status) {
   if (*status) return;
   const uint64_t whole = aligned_to(src, 16) && aligned_to(dst, 16) ? n / 16 : 0;

@@ -1,9 +1,9 @@
 // CRC-32C of device memory. A CRC is linear: each word's share is the word times a power of x that depends on
-// how many bytes follow it, and shares are added by xor, in any order. So threads take words a row apart, as
-// memory likes it, and step their sums over a row by six look-ups (Horner's rule). A thread's sum is then
-// multiplied by the power of its place in a row, the block's by that of what follows its rows. A
-// multiplication is a chain of some 130 cycles: there are three after the last word, where a small message
-// has little else to wait for.
+// how many bytes follow it, and shares are added by xor, in any order. So threads take words a row apart,
+// which suits memory, and step their sums over a row by six look-ups (Horner's rule). A thread's sum is then
+// multiplied by the power of its place in a row, the block's by that of the bytes after its rows. A
+// multiplication is a chain of some 130 cycles: three follow the last word, and a small message waits for
+// little else.
 #pragma once
 
 #include "common/common.cuh"
@@ -15,20 +15,20 @@ constexpr uint32_t kCrcOne = 0x80000000u;         // x^0
 constexpr int kCrcThreads = 256;
 constexpr uint64_t kCrcRow = kCrcThreads * 16;  // bytes that a block reads at a time
 
-// Times x.
+// Multiply by x.
 HC_HD constexpr uint32_t crc_step(uint32_t b) { return (b >> 1) ^ ((0u - (b & 1u)) & kCrcPolynomial); }
 
-// What a bit that falls out last, last but one, ... of four steps leaves.
+// Remainders of the bits that fall out last, last but one, ... of four steps.
 constexpr uint32_t kCrcFall1 = kCrcPolynomial, kCrcFall2 = crc_step(kCrcFall1),
                    kCrcFall3 = crc_step(kCrcFall2), kCrcFall4 = crc_step(kCrcFall3);
 
-// Times x^4 at once, with what the four bits that fall out leave.
+// Multiply by x^4 at once, adding the remainders of the four bits that fall out.
 HC_HD constexpr uint32_t crc_four_steps(uint32_t b) {
   return (b >> 4) ^ ((0u - (b & 1u)) & kCrcFall4) ^ ((0u - ((b >> 1) & 1u)) & kCrcFall3) ^
          ((0u - ((b >> 2) & 1u)) & kCrcFall2) ^ ((0u - ((b >> 3) & 1u)) & kCrcFall1);
 }
 
-// Four bits at a time: a warp waits for each result, and this is a fourth of the way to it.
+// Multiply four bits at a time: a warp waits for each result, and this takes a fourth of the steps.
 HC_HD constexpr uint32_t crc_multiply(uint32_t a, uint32_t b) {
   uint32_t product = 0;
   for (int i = 31; i > 0; i -= 4) {
@@ -40,7 +40,7 @@ HC_HD constexpr uint32_t crc_multiply(uint32_t a, uint32_t b) {
   return product;
 }
 
-// x^(8 * 2^i): what 2^i zero bytes multiply a CRC by.
+// Powers x^(8 * 2^i), by which 2^i zero bytes multiply a CRC.
 struct CrcPowers {
   uint32_t of[64];
 };
@@ -52,8 +52,8 @@ HC_HD constexpr CrcPowers crc_powers() {
 }
 HC_TABLE CrcPowers kCrcPowers = crc_powers();
 
-// What the sum of a thread's 16 bytes in a row is multiplied by to stand where the row ends, and a byte's by
-// the number of bytes that follow it.
+// Factors that move the sum of a thread's 16 bytes in a row to the row's end, and a byte's by the number of
+// bytes that follow it.
 struct CrcPlaces {
   uint32_t thread[kCrcThreads];
   uint32_t byte[16];
@@ -69,7 +69,7 @@ HC_HD constexpr CrcPlaces crc_places() {
 }
 HC_TABLE CrcPlaces kCrcPlaces = crc_places();
 
-// Products of x^(8 * kCrcRow) and each bit of a word, of which the tables are made.
+// Products of x^(8 * kCrcRow) and each bit of a word, from which the tables are made.
 struct CrcBasis {
   uint32_t of[32];
 };
@@ -82,7 +82,7 @@ HC_HD constexpr CrcBasis crc_row_basis() {
 }
 HC_CONSTANT CrcBasis kCrcRowBasis = crc_row_basis();
 
-// x^(8 * bytes), by all lanes of a warp together.
+// Return x^(8 * bytes), by all lanes of a warp together.
 HC_DEVICE uint32_t crc_zeros(uint64_t bytes) {
   const uint32_t lane = threadIdx.x & 31u;
   uint32_t power = (bytes >> lane) & 1u ? kCrcPowers.of[lane] : kCrcOne;
@@ -92,28 +92,28 @@ HC_DEVICE uint32_t crc_zeros(uint64_t bytes) {
   return power;
 }
 
-// One byte, of a CRC as it stands between bytes.
+// Step a CRC, as it stands between bytes, by one byte.
 HC_DEVICE uint32_t crc_byte(uint32_t crc, uint32_t byte) {
   crc ^= byte;
   for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((0u - (crc & 1u)) & kCrcPolynomial);
   return crc;
 }
 
-// What multiplies by x^(8 * kCrcRow): the products of each six bits of a word, added. A lane has a copy of
-// its own, in its own bank of shared memory, so that look-ups at random do not wait for one another.
+// Words of the table that multiplies by x^(8 * kCrcRow): the products of each six bits of a word are added.
+// Each lane has a copy in its own bank of shared memory, so that random look-ups do not wait for one another.
 constexpr uint32_t kCrcTableWords = (5 * 64 + 4) * 32;
 
-// What the threads of a block share.
+// Shared memory of a block's threads.
 struct CrcShared {
   uint32_t table[kCrcTableWords];
   uint32_t sums[kCrcThreads / 32];
   uint32_t after;   // x^(8 * bytes after the block's rows)
   uint32_t length;  // x^(8 * all bytes)
   uint32_t last;    // 1 in the last block of a grid to have its share
-  uint32_t sum;     // of all shares, there
+  uint32_t sum;     // sum of all shares, in that block
 };
 
-// By the first six warps, each a part.
+// Fill the table, by the first six warps, a part each.
 HC_DEVICE void crc_fill_table(uint32_t* table) {
   const uint32_t lane = threadIdx.x & 31u, part = threadIdx.x / 32;
   const uint32_t first = 6 * part;
@@ -141,7 +141,7 @@ HC_DEVICE uint32_t crc_over_row(const uint32_t* table, uint32_t c) {
          *reinterpret_cast<const uint32_t*>(own + 5 * kPart + ((c >> 23) & (3u << 7)));
 }
 
-// The share of at most 16 bytes, by a warp: as if nothing followed them.
+// Return the share of at most 16 bytes, by a warp: as if no bytes followed them.
 HC_DEVICE uint32_t crc_few(const uint8_t* bytes, uint32_t count) {
   const uint32_t lane = threadIdx.x & 31u;
   uint32_t own =
@@ -150,10 +150,9 @@ HC_DEVICE uint32_t crc_few(const uint8_t* bytes, uint32_t count) {
   return own;
 }
 
-// The share of this block's part of `length` bytes at any address, in all threads of its first warp; fills
-// `shared`. The block has kCrcThreads threads. A CRC that begins at zero, without the inversions at either
-// end. Rows end with the last whole 16 bytes: the first of them has zeros before the data, which change
-// nothing.
+// Return the share of this block's part of `length` bytes at any address, in all threads of its first warp;
+// fills `shared`. The block has kCrcThreads threads. The CRC begins at zero, without the inversions at either
+// end. Rows end with the last whole 16 bytes: the first row has zeros before the data, which change nothing.
 HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, CrcShared* shared) {
   constexpr CrcPowers kPower = crc_powers();
   const uint64_t before = (0 - reinterpret_cast<uint64_t>(begin_of_data)) & 15;  // the first aligned byte
@@ -166,7 +165,7 @@ HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, CrcS
   const uint64_t each = rows / gridDim.x, more = rows % gridDim.x, block = blockIdx.x;
   const uint64_t begin = block * each + (block < more ? block : more);
   const uint64_t end = begin + each + (block < more ? 1 : 0);
-  const uint64_t place = begin * kCrcThreads + thread;  // counted with what is absent
+  const uint64_t place = begin * kCrcThreads + thread;  // counted with the absent words
   const uint4* words = reinterpret_cast<const uint4*>(data) +
                        (static_cast<std::int64_t>(place) - static_cast<std::int64_t>(absent));
   uint4 c = {0, 0, 0, 0};

@@ -1,5 +1,5 @@
-// The four floating-point types in device memory: loads into what they are computed in, stores and additions
-// of computed values. What a store rounds it rounds once, to nearest even.
+// The four floating-point types in device memory: loads into their computing types, stores and additions of
+// computed values. A store rounds once, to nearest even.
 #pragma once
 
 #include "common/common.cuh"
@@ -71,7 +71,7 @@ HC_DEVICE void load_pack(const StorageOf<D>* src, ComputeOf<D>* out) {
   for (int i = 0; i < N; ++i) out[i] = loaded<D>(pack.of[i]);
 }
 
-// Write (or, to float and double, add) computed values to where a decoder's output begins at.
+// Write (or, to float and double, add) computed values to a decoder's output.
 template <DTypeCode D, bool Add, typename T>
 HC_DEVICE void put(StorageOf<D>* out, T value) {
   if constexpr (Add)
@@ -109,7 +109,7 @@ HC_DEVICE void put_pack(StorageOf<D>* out, const T* values) {
   EACH(name##_f64_f16, double, hybridcomp::kFloat16, false)   \
   EACH(name##_f64_bf16, double, hybridcomp::kBFloat16, false) \
   EACH(name##_f64_f64_add, double, hybridcomp::kFloat64, true)
-// The same of encoders: EACH(name, D) for each type read.
+// The same for encoders: EACH(name, D) for each type read.
 #define HC_EACH_INPUT(EACH, name)        \
   EACH(name##_f32, hybridcomp::kFloat32) \
   EACH(name##_f64, hybridcomp::kFloat64) \

@@ -1,5 +1,5 @@
 // float16 by the processor's own conversions, for values in passing: the bits of a NaN are not the shared
-// code's, so what is converted here must not reach a message as it is.
+// code's, so values converted here must not reach a message as they are.
 #pragma once
 
 #include "common/elements.cuh"
@@ -26,7 +26,7 @@ HC_DEVICE uint16_t half_of(float x) {
 #endif
 }
 
-// As loaded() and stored() but for the bits of a NaN.
+// The same as loaded() and stored() but for the bits of a NaN.
 template <DTypeCode D>
 HC_DEVICE ComputeOf<D> value_of(StorageOf<D> x) {
   if constexpr (D == kFloat16)
@@ -42,7 +42,7 @@ HC_DEVICE StorageOf<D> storage_of(T x) {
     return stored<D>(x);
 }
 
-// Four neighbours at once where `wide`, else one by one.
+// Load four neighbours at once where `wide`, else one by one.
 template <DTypeCode D>
 HC_DEVICE void load_quad(const StorageOf<D>* src, bool wide, ComputeOf<D>* out) {
   Pack<StorageOf<D>, 4> pack;
@@ -83,7 +83,7 @@ HC_DEVICE void put_quad(StorageOf<D>* out, bool wide, const T* values) {
   }
 }
 
-// Whether quads of D may be read and written at once there.
+// Whether quads of D may be read and written at once at `p`.
 template <DTypeCode D>
 HC_DEVICE bool takes_quads(const StorageOf<D>* p) {
   return aligned_to(p, alignof(Pack<StorageOf<D>, 4>));

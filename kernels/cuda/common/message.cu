@@ -1,26 +1,26 @@
-// The header of a message in device memory: written over a payload that a codec's kernels left there, and
+// Headers of messages in device memory: written before a payload that a codec's kernels left there, and
 // checked before a decoder reads one.
 #include "common/message.cuh"
 
 namespace hybridcomp {
 namespace {
 
-// Bytes of a message that the host wants to see: the header and a codec's prefix, which may hold a message of
+// Bytes of a message that the host reads: the header and a codec's prefix, which may hold a message of
 // values.
 constexpr uint32_t kHeadBytes = 160;
 
-// What the host reads of a message.
+// Part of a message that the host reads.
 struct Opened {
   uint32_t status;  // 0, or kOpened* below
   uint32_t crc;     // computed
   uint8_t head[kHeadBytes];
-  uint8_t inner[kHeadBytes];  // of the message inside it, or zeros: messages of sparse codecs have one
+  uint8_t inner[kHeadBytes];  // the same of a sparse codec's inner message, or zeros
 };
 constexpr uint32_t kOpenedDamaged = 1;  // the CRC is another
 constexpr uint32_t kOpenedLength = 2;   // the payload does not fit the buffer; the CRC was not computed
 
-// Where the payload of a sparse codec has the message of the values: after k, the bytes of the index section,
-// and that section. The payload's end for all other codecs.
+// Return the place of the message of the values in a sparse codec's payload: after k, the bytes of the index
+// section, and that section. The payload's end for all other codecs.
 HC_DEVICE uint64_t inner_at(const uint8_t* msg, uint64_t payload) {
   const uint8_t codec = reinterpret_cast<const Header*>(msg)->codec;
   if ((codec != kTopkId && codec != kThresholdId && codec != kSidcoId) || payload < 16) return payload;
@@ -47,8 +47,8 @@ message_seal(uint8_t* msg, uint64_t codec, uint64_t dtype, uint64_t count, uint6
   if (threadIdx.x == 0 && total) *total = sizeof(Header) + size;
 }
 
-// Check the CRC of the message in `capacity` bytes at `msg`, and copy its first bytes for the host. Anything
-// else that a header may have wrong the host sees for itself.
+// Check the CRC of the message in `capacity` bytes at `msg`, and copy its first bytes for the host. The host
+// checks the rest of the header itself.
 HC_KERNEL(kCrcThreads)
 message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* opened, uint32_t* status) {
   HC_SHARED(CrcShared, shared, 1);
@@ -56,12 +56,12 @@ message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* ope
   const bool whole = capacity >= sizeof(Header);
   const uint64_t payload = whole ? reinterpret_cast<const Header*>(msg)->payload : 0;
   const bool fits = whole && payload <= capacity - sizeof(Header);
-  // Read before there is anything to wait for; the last block's first warp has use for it.
+  // This is read before the block has anything to wait for; the last block's first warp uses it.
   const uint32_t stored = whole ? reinterpret_cast<const Header*>(msg)->crc : 0;
   const uint32_t byte = whole && lane < kCrcAt ? msg[lane] : 0;
   const uint32_t share = crc_share(msg + sizeof(Header), fits ? payload : 0, shared);
   Opened* const out = reinterpret_cast<Opened*>(opened);
-  if (blockIdx.x == 0 && threadIdx.x / 32 == 1) {  // which does nothing else by now
+  if (blockIdx.x == 0 && threadIdx.x / 32 == 1) {  // this warp is idle by now
     const uint64_t size = fits ? sizeof(Header) + payload : capacity;
     const uint64_t inner = sizeof(Header) + (fits ? inner_at(msg, payload) : 0);
     for (uint32_t i = lane; i < kHeadBytes; i += 32) {

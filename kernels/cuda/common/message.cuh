@@ -5,13 +5,13 @@
 
 namespace hybridcomp {
 
-// What a grid has between its blocks. All zero before a launch and after it.
+// Memory that a grid's blocks share. All zero before a launch and after it.
 struct Work {
   uint32_t crc;   // shares so far
-  uint32_t done;  // blocks
+  uint32_t done;  // blocks that have added theirs
 };
 
-// True in the first warp of the last block to come here, with the sum of all shares.
+// Return true in the first warp of the last block to come here, with the sum of all shares.
 HC_DEVICE bool last_block(uint32_t share, Work* work, CrcShared* shared, uint32_t* sum) {
   if (threadIdx.x >= 32) return false;
   if (threadIdx.x == 0) {
@@ -30,7 +30,7 @@ HC_DEVICE bool last_block(uint32_t share, Work* work, CrcShared* shared, uint32_
   return true;
 }
 
-// What each byte of a header is multiplied by, and the CRC of as many zero bytes.
+// Factors of a header's bytes, and the CRC of as many zero bytes.
 struct CrcHeader {
   uint32_t powers[32];
   uint32_t zeros;
@@ -47,8 +47,8 @@ HC_HD constexpr CrcHeader crc_header() {
 }
 HC_TABLE CrcHeader kCrcHeader = crc_header();
 
-// The CRC of a message with 28 bytes of header, by a whole warp, of which each lane has a byte; `length` is
-// x^(8 * payload), `share` the payload's.
+// Return the CRC of a message with 28 bytes of header, by a whole warp, of which each lane has a byte;
+// `length` is x^(8 * payload), `share` the payload's.
 HC_DEVICE uint32_t message_crc(uint32_t byte, uint32_t length, uint32_t share) {
   const uint32_t lane = threadIdx.x & 31u;
   uint32_t crc = lane < kCrcAt ? crc_multiply(kCrcHeader.powers[lane], crc_byte(0, byte)) : 0;

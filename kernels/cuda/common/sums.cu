@@ -1,4 +1,4 @@
-// What a sum of ranks' values needs besides the codecs' decoders: its mean.
+// Means of ranks' sums; the codecs' decoders add up the sums.
 #include "common/elements.cuh"
 
 namespace hybridcomp {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// IEEE division, rounded once: the CPU's.
+// Divide by IEEE division, rounded once, as the CPU does.
 template <typename T, typename Pack>
 HC_DEVICE void divide(T* acc, uint64_t n, T by) {
   constexpr uint64_t kEach = sizeof(Pack) / sizeof(T);
@@ -22,7 +22,7 @@ HC_DEVICE void divide(T* acc, uint64_t n, T by) {
 
 }  // namespace
 
-// acc[i] /= by, whose bits are given.
+// Compute acc[i] /= by; `by` is given as its bits.
 HC_KERNEL(kThreads) divide_f32(float* acc, uint64_t n, uint32_t by) {
   divide<float, float4>(acc, n, float_of(by));
 }

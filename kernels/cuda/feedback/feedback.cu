@@ -1,6 +1,6 @@
-// The passes of error feedback around codecs whose kernels know nothing of it; states in device memory. What
-// is not finite sets the word `bad`, by which later kernels know to leave a state as it was: the host never
-// looks.
+// Passes of error feedback around codecs whose kernels do not do it; states are in device memory. A value
+// that is not finite sets the word `bad`, which tells later kernels to leave a state as it was: the host
+// never looks.
 //
 // A state may be exchanged with another array when it is renewed. Its address is then in device memory too: a
 // slot, of one word.
@@ -18,8 +18,8 @@ HC_DEVICE void copy_words(uint8_t* to, const uint8_t* from, uint64_t begin, uint
 
 }  // namespace
 
-// Copy `bytes` to the address, or to that in `slot` and `start` bytes on, unless one of two words is set
-// (null is not).
+// Copy `bytes` to the address `direct`, or to `start` bytes after that in `slot`, unless one of two words is
+// set (null is not).
 HC_KERNEL(kThreads)
 feedback_commit(uint8_t* direct, const uint64_t* slot, uint64_t start, const uint8_t* from, uint64_t bytes,
                 const uint32_t* bad, const uint32_t* also) {
@@ -51,7 +51,7 @@ HC_KERNEL(32) feedback_point(uint64_t* slot, uint64_t to) {
   if (global_thread() == 0) *slot = to;
 }
 
-// All bytes of a state are zero afterwards. States are aligned to 16 bytes.
+// Set all bytes of a state to zero. States are aligned to 16 bytes.
 HC_KERNEL(kThreads) feedback_clear(const uint64_t* slot, uint64_t bytes) {
   uint8_t* const to = reinterpret_cast<uint8_t*>(*slot);
   for (uint64_t i = global_thread(); i < bytes / 4; i += global_threads())

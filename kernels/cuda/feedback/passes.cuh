@@ -9,7 +9,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// pass.at<N>(i) for all elements: four neighbours from i if `wide`, or one. (NVRTC takes no lambdas here.)
+// Call pass.at<N>(i) for all elements: four neighbours from i if `wide`, or one. (NVRTC takes no lambdas
+// here.)
 template <typename Pass>
 HC_DEVICE void each(uint64_t n, bool wide, Pass& pass) {
   const uint64_t quads = wide ? n / 4 : 0;
@@ -40,7 +41,7 @@ HC_DEVICE bool quads_at(const T* p) {
   return takes_quads<sizeof(T) == 8 ? kFloat64 : kFloat32>(p);
 }
 
-// The largest magnitude that a thread has seen.
+// Largest magnitude that a thread has seen.
 template <typename T>
 struct Peak {
   typename Real<T>::Bits of = 0;
@@ -250,7 +251,7 @@ HC_DEVICE void divide(Divide<T> pass, uint64_t n) {
   each(n, quads_at(pass.x), pass);
 }
 
-// *any is set if an element is not zero.
+// Set *any if an element is not zero.
 template <typename T>
 struct Look {
   const T* x;

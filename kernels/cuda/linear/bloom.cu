@@ -24,7 +24,8 @@ bloom_insert(const uint32_t* halves, uint64_t n, uint64_t part, uint64_t bits, u
   }
 }
 
-// Write the bitmap of the elements that the filters may hold. A warp has half a word; all of it goes on.
+// Write the bitmap of the elements that the filters may hold. A warp has half a word; all its lanes go on to
+// the end.
 HC_KERNEL(kBitmapThreads)
 bloom_query(const uint32_t* filters, uint64_t n, uint64_t part, uint64_t bits, uint64_t hashes, uint64_t seed,
             uint64_t* words) {

@@ -1,5 +1,5 @@
-// The shared-scale quantizer: integers of HC_LATTICE_BITS bits. Two passes over a tensor: `peak` of
-// linear.cu, and this, which makes the scale of it.
+// The shared-scale quantizer: integers of HC_LATTICE_BITS bits. Two passes go over a tensor: `peak` of
+// linear.cu, and the one here, which makes the scale from the peak.
 #include "common/elements.cuh"
 #include "hybridcomp/lattice.hpp"
 
@@ -28,8 +28,8 @@ struct Integer<32> {
 };
 using Q = Integer<kBits>::Type;
 
-// Four integers, as they are read and written at once: a message's begin 8 bytes past a multiple of 16, so
-// that 32-bit ones go in pairs.
+// Integers that are read and written at once, four or two: a message's begin 8 bytes past a multiple of 16,
+// so 32-bit ones go in pairs.
 constexpr int kTogether = kBits == 32 ? 2 : kEach;
 using Integers = Pack<Q, kTogether>;
 
@@ -51,14 +51,15 @@ HC_DEVICE void store_integers(const Q* from, Q* q) {
   }
 }
 
-// Payload: this, then the integers.
+// Prefix of the payload; the integers follow.
 struct Prefix {
   uint32_t bits, ranks, parts, reserved;
   double scale;
 };
 static_assert(sizeof(Prefix) == 24, "lattice's prefix is 24 bytes on the wire");
 
-// Random bits of elements by their index; the key of the high half is drawn again only where that changes.
+// Random bits of elements by their index; the key of the index's high half is drawn again only where that
+// changes.
 class Draws {
  public:
   __device__ explicit Draws(uint64_t seed) : seed_(seed), high_(0), key_(random_key(seed, 0)) {}
@@ -85,8 +86,8 @@ HC_DEVICE Q rounded(T x, C inverse, int32_t limit, Draws& draws, uint64_t index)
     return static_cast<Q>(lattice_nearest<C>(static_cast<C>(x), inverse));
 }
 
-// With a payload, its prefix too. The tiles go from the last to the first: the cache keeps what the pass for
-// the peak read last.
+// Write the integers, and with a payload its prefix. The tiles go from the last to the first: the cache still
+// holds the tiles that the pass for the peak read last.
 template <DTypeCode D, bool Random>
 HC_DEVICE void quantize(const void* from, uint64_t n, const uint64_t* peak, int32_t limit, uint64_t seed,
                         uint32_t ranks, Prefix* prefix, Q* q) {
@@ -99,7 +100,7 @@ HC_DEVICE void quantize(const void* from, uint64_t n, const uint64_t* peak, int3
   const StorageOf<D>* src = static_cast<const StorageOf<D>*>(from);
   constexpr uint64_t kWide = sizeof(StorageOf<D>) * kEach < 16 ? sizeof(StorageOf<D>) * kEach : 16;
   const uint64_t whole = aligned_to(src, kWide) ? n / kEach : 0;
-  const bool nothing = inverse == C(0);  // all zero, or not finite
+  const bool nothing = inverse == C(0);  // all elements are zero, or not all finite
   Draws draws(seed);
   const uint64_t tiles = (whole + kTile - 1) / kTile;
   for (uint64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -133,7 +134,7 @@ HC_DEVICE void quantize(const void* from, uint64_t n, const uint64_t* peak, int3
   }
 }
 
-// Values of integers, as a tensor computed in T has them, to elements of D.
+// Decode integers, as a tensor computed in T does, to elements of D.
 template <typename T, DTypeCode D, bool Add>
 HC_DEVICE void dequantize(const void* from, uint64_t n, uint64_t scale_bits, void* to,
                           const uint32_t* status) {

@@ -1,5 +1,5 @@
-// What the linear codecs share: largest magnitudes, constants, and error feedback; and `randomblock`, whose
-// block other kernels copy.
+// Kernels that the linear codecs share: largest magnitudes, constants, and error feedback; and those of
+// `randomblock`, whose block other kernels copy.
 #include "common/elements.cuh"
 
 namespace hybridcomp {
@@ -85,7 +85,7 @@ HC_DEVICE void multiply(T* values, uint64_t n, uint64_t factor) {
   for (uint64_t i = global_thread(); i < n; i += global_threads()) values[i] *= by;
 }
 
-// Raise *most to the largest magnitude of given - own: whether error feedback may keep it.
+// Raise *most to the largest magnitude of given - own, which tells whether error feedback may keep it.
 template <typename T>
 HC_DEVICE void lost_peak(const T* given, const T* own, uint64_t n, uint64_t* most) {
   typename Real<T>::Bits found = 0;
@@ -114,7 +114,7 @@ HC_KERNEL(kThreads) fill_64(void* out, uint64_t n, uint64_t bits, const uint32_t
   fill<uint64_t>(out, n, bits, status);
 }
 
-// The 24 bytes of randomblock's prefix; `most` is the peak of the elements that are not sent.
+// Write the 24 bytes of randomblock's prefix; `most` is the peak of the elements that are not sent.
 HC_KERNEL(32)
 randomblock_prefix(uint64_t* payload, uint64_t start, uint64_t ratio, const uint64_t* most,
                    uint64_t infinity) {
@@ -125,7 +125,8 @@ randomblock_prefix(uint64_t* payload, uint64_t start, uint64_t ratio, const uint
   }
 }
 
-// What stands after a block that ranks sum: NaN if an element that is not sent is not finite, else zero.
+// Write the mark that follows a block that ranks sum: NaN if an element that is not sent is not finite, else
+// zero.
 HC_KERNEL(32) randomblock_mark_f32(float* mark, const uint64_t* most) {
   if (global_thread() == 0) *mark = *most >= Real<float>::kInfinity ? float_of(Real<float>::kNan) : 0.0f;
 }

@@ -1,5 +1,5 @@
-// PowerSGD between its matrix products, which are a library's: the random start, orthonormal columns, and P
-// Q^T, whose sums run in the CPU's order, so that all ranks have the same bits of it.
+// PowerSGD's steps between the matrix products, which a library does: the random start, orthonormal columns,
+// and P Q^T, whose sums run in the CPU's order, so that all ranks get the same bits.
 #include "common/elements.cuh"
 
 namespace hybridcomp {
@@ -9,12 +9,12 @@ constexpr int kThreads = 256;
 constexpr int kGramThreads = 512;
 constexpr int kGramWarps = kGramThreads / 32;
 constexpr int kMostRank = 4096;
-constexpr double kDependent = 1e-12;  // squared: what is left of a vector, where rounding noise begins
-constexpr int kRows = 16;             // of a thread's column of P Q^T
+constexpr double kDependent = 1e-12;  // squared share left of a vector below which it is rounding noise
+constexpr int kRows = 16;             // rows of a thread's column of P Q^T
 constexpr int kDepth = 16;            // columns of P that a block holds at a time
-constexpr int kNarrow = 32;           // columns of a tile at least
+constexpr int kNarrow = 32;           // least columns of a tile
 
-// NaN made by arithmetic has other bits elsewhere.
+// Return x with one NaN for all: arithmetic's NaN has other bits on other machines.
 HC_DEVICE float canonical(float x) { return x != x ? float_of(Real<float>::kNan) : x; }
 
 HC_DEVICE uint64_t splitmix64(uint64_t state) {
@@ -28,7 +28,7 @@ HC_DEVICE double warp_sum(double x) {
   return x;
 }
 
-// This lane's share of a . b over begin .. end.
+// Return this lane's share of a . b over begin .. end.
 HC_DEVICE double dot_share(const float* a, const float* b, uint64_t begin, uint64_t end) {
   double sum = 0;
 #pragma unroll 4
@@ -37,8 +37,9 @@ HC_DEVICE double dot_share(const float* a, const float* b, uint64_t begin, uint6
   return sum;
 }
 
-// along[l] = x . v[l] of `count` vectors, by the block; in shared memory, for all threads to read. Where
-// there are fewer than warps, they are cut so that every warp has work, and `parts` are added in their order.
+// Compute along[l] = x . v[l] for `count` vectors, by the block; `along` is shared memory, for all threads to
+// read. If there are fewer vectors than warps, they are cut so that every warp has work, and `parts` are
+// added in their order.
 HC_DEVICE void dots(const float* x, const float* v, uint64_t rows, uint32_t count, double* parts,
                     double* along) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x & 31u;
@@ -105,7 +106,8 @@ HC_DEVICE void reconstruct(const float* p, const float* q, void* to, uint64_t n,
 
 }  // namespace
 
-// The start Q: each element the sum of four uniform 16-bit numbers, less their mean, over their deviation.
+// Write the start Q: each element is the sum of four uniform 16-bit numbers, less their mean, over their
+// deviation.
 HC_KERNEL(kThreads) lowrank_initial(float* q, uint64_t n, uint64_t start, uint64_t deviation) {
   for (uint64_t i = global_thread(); i < n; i += global_threads()) {
     const uint64_t bits = splitmix64(start + (i + 1) * 0x9E3779B97F4A7C15ull);
@@ -115,7 +117,7 @@ HC_KERNEL(kThreads) lowrank_initial(float* q, uint64_t n, uint64_t start, uint64
   }
 }
 
-// `to` is cols x rows.
+// Transpose `from`, rows x cols, to `to`, cols x rows.
 HC_KERNEL(kThreads) lowrank_transpose(const float* from, float* to, uint64_t rows, uint64_t cols) {
   for (uint64_t i = global_thread(); i < rows * cols; i += global_threads())
     to[i] = canonical(from[i % rows * cols + i / rows]);
@@ -134,8 +136,8 @@ HC_KERNEL(32) lowrank_prefix(uint64_t* payload, uint64_t rows, uint64_t cols, ui
 }
 
 // Orthonormalize `rank` vectors of `rows` elements, one after another: v is [rank][rows]. Gram-Schmidt, each
-// vector twice, sums in double; a vector that depends on those before it becomes zero, and what is not finite
-// spreads to those after it. One block, for the vectors follow from one another.
+// vector twice, sums in double; a vector that depends on those before it becomes zero, and non-finite values
+// spread to those after it. Runs as one block, since each vector needs those before it.
 HC_KERNEL(kGramThreads) lowrank_orthogonalize(float* v, uint64_t rows, uint32_t rank) {
   HC_SHARED(double, parts, kGramWarps);
   HC_SHARED(double, along, kMostRank);
@@ -168,7 +170,7 @@ HC_KERNEL(kGramThreads) lowrank_orthogonalize(float* v, uint64_t rows, uint32_t 
 
 }  // namespace hybridcomp
 
-// `width` columns of a tile: 32, 64, 128 or 256.
+// Reconstruct in tiles of `width` columns: 32, 64, 128 or 256.
 #define HC_RECONSTRUCT(name, D, Add)                                                                       \
   HC_KERNEL(hybridcomp::kThreads)                                                                          \
   name(const float* p, const float* q, void* out, std::uint64_t n, std::uint64_t rows, std::uint64_t cols, \

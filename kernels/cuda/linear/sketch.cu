@@ -1,5 +1,5 @@
-// Messages of `sketch`: the bitmap of the elements whose bits are not all zero, and their values; and what
-// its reductions move between a tensor and packed values. Layout: hybridcomp/codecs/linear/sketch.py.
+// Messages of `sketch`: the bitmap of the elements whose bits are not all zero, and their values; and the
+// moves of its reductions between a tensor and packed values. Layout: hybridcomp/codecs/linear/sketch.py.
 #include "common/bitmap.cuh"
 
 namespace hybridcomp {
@@ -8,9 +8,9 @@ namespace {
 constexpr uint32_t kDense = 0, kPacked = 1;
 constexpr uint64_t kPrefixBytes = 16;
 constexpr int kScanThreads = 1024;
-constexpr int kScanEach = 4;  // tiles of a thread
+constexpr int kScanEach = 4;  // tiles of a thread at a time
 
-// The bitmap of n elements, and how many bits each tile has.
+// Write the bitmap of n elements, and how many bits each tile has.
 template <typename U>
 HC_DEVICE void mask(const U* src, uint64_t n, uint64_t* words, uint64_t* counts) {
   HC_SHARED(uint32_t, sums, kBitmapWarps);
@@ -49,7 +49,7 @@ HC_DEVICE void mask(const U* src, uint64_t n, uint64_t* words, uint64_t* counts)
           }
         }
       }
-      // Eight lanes make half a word; of the eight steps' each of them keeps one.
+      // Eight lanes make half a word in each of the eight steps; each lane keeps the half word of one step.
       uint32_t kept = 0;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
@@ -75,7 +75,7 @@ HC_DEVICE void gather(const uint64_t* words, const void* src, uint64_t n, const 
   bitmap_gather<U>(words, static_cast<const U*>(src), n, offsets, static_cast<U*>(values), sums);
 }
 
-// The payload, in the form that is shorter; its bytes to *length.
+// Write the payload, in the form that is shorter, and its bytes to *length.
 template <typename U>
 HC_DEVICE void pack(const uint64_t* words, const void* from, uint64_t n, const uint64_t* offsets,
                     const uint64_t* total, uint8_t* payload, uint64_t* length) {
@@ -114,8 +114,8 @@ HC_DEVICE void scatter(const uint64_t* words, uint64_t n, const uint64_t* offset
 
 }  // namespace
 
-// How many bits each tile of a bitmap has; none may be past the end. (Who sets the status does not look at
-// it: a block's threads must agree.)
+// Count the bits of each tile of a bitmap; none may be past the end. (A kernel that sets the status does not
+// read it: a block's threads must agree.)
 HC_KERNEL(kBitmapThreads)
 sketch_count(const uint64_t* words, uint64_t n, uint64_t* counts, uint32_t* status) {
   HC_SHARED(uint32_t, sums, kBitmapWarps);
@@ -128,8 +128,8 @@ sketch_count(const uint64_t* words, uint64_t n, uint64_t* counts, uint32_t* stat
   }
 }
 
-// Counts become where each tile's values begin; all of them to *total, which must be `expected` unless that
-// is ~0. One block.
+// Turn the counts into the starts of the tiles' values; their sum goes to *total, and must be `expected`
+// unless that is ~0. One block.
 HC_KERNEL(kScanThreads)
 sketch_scan(uint64_t* counts, uint64_t tiles, uint64_t* total, uint64_t expected, uint32_t* status) {
   HC_SHARED(uint64_t, sums, kScanThreads / 32);
@@ -170,7 +170,7 @@ sketch_scan(uint64_t* counts, uint64_t tiles, uint64_t* total, uint64_t expected
     carry += sums[kScanThreads / 32 - 1];
     __syncthreads();
   }
-  __syncthreads();  // all have looked at the status
+  __syncthreads();  // all threads have read the status
   if (threadIdx.x == 0) {
     *total = carry;
     if (expected != ~uint64_t(0) && carry != expected) fail(status, kBadBitmap);

@@ -1,6 +1,6 @@
 // Codec `exponent` (hybridcomp/exponent.hpp): a warp for each block of 256 elements. Encoding leaves blocks
-// apart; where they belong follows from their lengths (bounded_starts), and bounded_move takes them there.
-// Decoding sums the lengths that the codes say, and checks them, first.
+// apart; their places follow from their lengths (bounded_starts), and bounded_move moves them there. Decoding
+// first sums the lengths that the codes tell, and checks them.
 #include "lossless/exponent.cuh"
 
 namespace hybridcomp {
@@ -58,7 +58,7 @@ HC_DEVICE void decode(const uint8_t* payload, const uint64_t* starts, uint64_t n
 
 }  // namespace
 
-// The length of each block's data, by its code.
+// Find the length of each block's data from its code.
 HC_KERNEL(kExponentThreads)
 exponent_sums(const uint8_t* codes, uint64_t n, uint32_t dtype, uint32_t* sums, uint32_t* status) {
   if (stopped(status)) return;

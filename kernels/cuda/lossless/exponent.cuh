@@ -75,7 +75,7 @@ HC_DEVICE void get_fields(const uint8_t* rows, int bits, uint32_t* f) {
   }
 }
 
-// Escapes of the whole block, of which this lane's are where `field` says.
+// Count the escapes of the whole block; `field` gives this lane's fields.
 template <typename Field>
 HC_DEVICE uint32_t count_escapes(uint32_t escape, Field field) {
   uint32_t count = 0;
@@ -203,7 +203,7 @@ HC_DEVICE uint8_t encode_block(const ExponentWordOf<D>* src, uint32_t m, uint8_t
 
 // -- decode ----------------------------------------------------------------------------------------------
 
-// Bytes at any address, the lowest first.
+// Load bytes at any address, the lowest first.
 template <typename T>
 HC_DEVICE T load_bytes(const uint8_t* p) {
   T x = 0;
@@ -213,7 +213,7 @@ HC_DEVICE T load_bytes(const uint8_t* p) {
   return x;
 }
 
-// What put_rest wrote: the rest of the top halves, and the words without these.
+// Read what put_rest wrote: the rest of the top halves, and the words without these.
 template <DTypeCode D>
 HC_DEVICE void get_rest(const uint8_t* data, uint32_t* rest, ExponentWordOf<D>* words) {
   constexpr int kRest = exponent_rest_bits(D);
@@ -247,7 +247,7 @@ HC_DEVICE void get_rest(const uint8_t* data, uint32_t* rest, ExponentWordOf<D>* 
 }
 
 // Decode a block of m elements to this lane's words; false if it has another number of escapes than its code
-// says. The data are as long as that does.
+// tells. The data have the length that the code tells.
 template <DTypeCode D>
 HC_DEVICE bool decode_block(uint8_t code, const uint8_t* data, uint32_t m, ExponentWordOf<D>* words) {
   using Word = ExponentWordOf<D>;

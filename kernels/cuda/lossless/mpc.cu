@@ -16,14 +16,15 @@ HC_DEVICE uint32_t words_of(uint64_t words, uint64_t chunk) {
   return static_cast<uint32_t>(left < kMpcChunk ? left : kMpcChunk);
 }
 
-// A chunk's place, for each warp of a block that is handed kMpcWarps neighbours.
+// Places of the kMpcWarps neighbouring chunks that a block takes, one for each warp.
 struct Places {
-  uint64_t begin[kMpcWarps];  // from the payload's beginning
+  uint64_t begin[kMpcWarps];  // offset in the payload
   uint32_t bytes[kMpcWarps];
-  uint32_t warps[kMpcWarps];  // sums
+  uint32_t warps[kMpcWarps];  // sums of the warps
 };
 
-// Find the places of the chunks from `first` on. `sums` holds the bytes of all groups before each.
+// Find the places of the chunks from `first` on. `sums` has, for each group, the bytes of all groups before
+// it.
 HC_DEVICE void find_places(const uint8_t* payload, uint64_t chunks, uint64_t first, const uint64_t* sums,
                            Places* places) {
   const uint32_t thread = threadIdx.x, lane = thread & 31u, warp = thread / 32;
@@ -83,7 +84,7 @@ HC_DEVICE void decode(const uint8_t* payload, uint64_t words, uint32_t lag, cons
 
 // Sum the chunks' sizes: `sums` gets, for each group of kMpcGroup, the bytes of all groups before it. The
 // payload has `others` bytes besides the chunks. Encoding (`length`): the payload's bytes go there. Decoding
-// (`status`): each size is checked, and that `payload_bytes` are what they make.
+// (`status`): each size is checked, and their sum against `payload_bytes`.
 HC_KERNEL(kMpcThreads)
 mpc_sums(const uint8_t* payload, uint64_t words, uint64_t width, uint64_t others, uint64_t payload_bytes,
          uint64_t* sums, uint32_t* done, uint64_t* length, uint32_t* status) {
@@ -101,7 +102,7 @@ mpc_sums(const uint8_t* payload, uint64_t words, uint64_t width, uint64_t others
       const uint32_t raw = words_of(words, chunk) * static_cast<uint32_t>(width);
       const uint32_t bitmap = static_cast<uint32_t>(mpc_bitmap_bytes(static_cast<int>(width)));
       const uint32_t lane_bytes = width == 8 ? 8 : 4;
-      // Whole lanes only: the decoder takes it that no chunk begins at an odd address.
+      // Chunks must have whole lanes: the decoder relies on it that no chunk begins at an odd address.
       if (status && bytes != raw && (bytes > raw || bytes < bitmap || (bytes - bitmap) % lane_bytes))
         fail(status, kBadLength);
     }
@@ -139,8 +140,8 @@ mpc_sums(const uint8_t* payload, uint64_t words, uint64_t width, uint64_t others
   if (status && others + before != payload_bytes) fail(status, kBadLength);
 }
 
-// Write what the sizes do not: the prefix, the chunks from where they were left or, as they are, from the
-// source, and the bytes after the last word.
+// Write the rest of the payload, besides the sizes: the prefix, the chunks from scratch or, as they are, from
+// the source, and the bytes after the last word.
 HC_KERNEL(kMpcThreads)
 mpc_place(const uint8_t* src, uint64_t bytes, uint64_t width, uint32_t lag, const uint8_t* scratch,
           const uint64_t* sums, const uint64_t* length, uint8_t* payload) {

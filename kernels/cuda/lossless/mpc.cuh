@@ -20,18 +20,18 @@ struct Mpc {
   using Lane = typename MpcWord<Width>::Lane;
   static constexpr int kRows = Width * 8;
   static constexpr int kTiles = static_cast<int>(kMpcRowBytes / sizeof(Lane));
-  static constexpr int kStride = kTiles + 1;            // of rows in shared memory: no two lanes in one bank
+  static constexpr int kStride = kTiles + 1;            // row stride in shared memory, without bank conflicts
   static constexpr int kShared = kRows * kStride;       // lanes of a warp there
   static constexpr int kBitmaps = kRows * kTiles / 32;  // words of a chunk's bitmap: 32 lanes each
   static constexpr int kTurn = Width == 4 ? 1 : 2;      // times 32 words that are transposed together
-  // Where lane `t` of the 32 that word `w` of the bitmap tells of lies.
+  // Return the place of lane `t` of the 32 lanes of the bitmap's word `w`.
   HC_DEVICE int place(int w, int t) {
     return Width == 8 ? (2 * w + (t >> 4)) * kStride + (t & 15) : w * kStride + t;
   }
 };
 
-// One step of BIT (mpc_swap of mpc.hpp), between the lanes whose numbers differ in `shift`: this one's word
-// keeps half of its bits and takes the other half from the partner's, moved to where they belong.
+// Do one step of BIT (mpc_swap of mpc.hpp), between the lanes whose numbers differ in `shift`: this lane's
+// word keeps half of its bits and takes the other half from the partner's, moved to their places.
 template <typename L>
 HC_DEVICE L exchange_bits(L x, int shift) {
   const bool high = (threadIdx.x & static_cast<unsigned int>(shift)) != 0;
@@ -40,7 +40,7 @@ HC_DEVICE L exchange_bits(L x, int shift) {
   return (x & keep) | ((high ? other >> shift : other << shift) & ~keep);
 }
 
-// 32 words to rows of bits, or back; 16 in each half of the warp where First is 8.
+// Turn 32 words into rows of bits, or back; 16 in each half of the warp where First is 8.
 template <int First, typename L>
 HC_DEVICE L transposed(L x) {
 #pragma unroll
@@ -48,7 +48,7 @@ HC_DEVICE L transposed(L x) {
   return x;
 }
 
-// LNVs of 32 words: the word `lag` places back is another lane's, of these words or of the 32 before.
+// Do LNVs of 32 words: the word `lag` places back is another lane's, of these words or of the 32 before.
 template <typename Word, typename L>
 HC_DEVICE L residual_of(L word, L before, uint32_t lag) {
   const uint32_t lane = threadIdx.x & 31u;
@@ -57,7 +57,7 @@ HC_DEVICE L residual_of(L word, L before, uint32_t lag) {
   return mpc_residual(static_cast<Word>(word), static_cast<Word>(earlier));
 }
 
-// And back: sums within the 32 residuals, `lag` places apart, and then the last value before them.
+// The inverse: sum within the 32 residuals, `lag` places apart, and then add the last value before them.
 template <typename Word, typename L>
 HC_DEVICE L value_of(L residual, L before, uint32_t lag) {
   const uint32_t lane = threadIdx.x & 31u;
@@ -74,8 +74,8 @@ HC_DEVICE L value_of(L residual, L before, uint32_t lag) {
 // -- encode
 // --------------------------------------------------------------------------------------------------
 
-// BIT and LNV1s of 32 residuals, or of 64 where kTurn is 2. Rows go to `rows`; `bitmap` gets, in turn `turn`,
-// bits for the tiles: those of this lane's rows, which `row_bitmaps` puts in order.
+// Do BIT and LNV1s of 32 residuals, or of 64 where kTurn is 2. Rows go to `rows`; `bitmap` gets, in turn
+// `turn`, bits for the tiles: those of this lane's rows, which `row_bitmaps` puts in order.
 template <int Width>
 HC_DEVICE void put_rows(const typename Mpc<Width>::Lane* residuals, int turn, typename Mpc<Width>::Lane* rows,
                         uint32_t* bitmap) {
@@ -115,7 +115,7 @@ HC_DEVICE void put_rows(const typename Mpc<Width>::Lane* residuals, int turn, ty
   }
 }
 
-// The word of the chunk's bitmap that is this lane's; 0 where there are fewer.
+// Return this lane's word of the chunk's bitmap; 0 where there are fewer.
 template <int Width>
 HC_DEVICE uint32_t row_bitmap(uint32_t bitmap) {
   const int lane = static_cast<int>(threadIdx.x & 31u);
@@ -133,7 +133,7 @@ HC_DEVICE uint32_t row_bitmap(uint32_t bitmap) {
 }
 
 // Encode `m` words to `out` (aligned, with room for them); return the bytes, those of the words if they are
-// to stay as they are: then nothing is written. `rows` is shared memory of the warp.
+// to stay as they are: then `out` is not written. `rows` is shared memory of the warp.
 template <int Width>
 HC_DEVICE uint32_t encode_chunk(const typename Mpc<Width>::Word* src, uint32_t m, uint32_t lag, uint8_t* out,
                                 typename Mpc<Width>::Lane* rows) {
@@ -178,14 +178,14 @@ HC_DEVICE uint32_t encode_chunk(const typename Mpc<Width>::Word* src, uint32_t m
             rows[M::place(w, static_cast<int>(lane))];
     }
   }
-  __syncwarp();  // and read
+  __syncwarp();  // the rows are read
   return bytes < raw ? bytes : raw;
 }
 
 // -- decode
 // --------------------------------------------------------------------------------------------------
 
-// The inverse of LNV1s and ZE: rows of lanes in `rows`. False if the chunk is not as long as its bitmap says.
+// Invert LNV1s and ZE: write rows of lanes to `rows`. False if the chunk is not as long as its bitmap tells.
 template <int Width>
 HC_DEVICE bool restore_rows(const uint8_t* src, uint32_t bytes, typename Mpc<Width>::Lane* rows) {
   using M = Mpc<Width>;
@@ -198,7 +198,7 @@ HC_DEVICE bool restore_rows(const uint8_t* src, uint32_t bytes, typename Mpc<Wid
   if (bytes != M::kBitmaps * 4 + total * static_cast<uint32_t>(sizeof(L))) return false;
   const uint8_t* kept = src + M::kBitmaps * 4;
   constexpr int kBatch = 8;
-  L sum = 0;  // of the tile's rows so far
+  L sum = 0;  // sum of the tile's rows so far
   for (int base = 0; base < M::kBitmaps; base += kBatch) {
     L d[kBatch];
 #pragma unroll
@@ -225,7 +225,7 @@ HC_DEVICE bool restore_rows(const uint8_t* src, uint32_t bytes, typename Mpc<Wid
   return true;
 }
 
-// The inverse of BIT: 32 residuals, or 64 where kTurn is 2.
+// Invert BIT: read 32 residuals, or 64 where kTurn is 2.
 template <int Width>
 HC_DEVICE void take_rows(const typename Mpc<Width>::Lane* rows, int turn,
                          typename Mpc<Width>::Lane* residuals) {
@@ -247,7 +247,7 @@ HC_DEVICE void take_rows(const typename Mpc<Width>::Lane* rows, int turn,
   }
 }
 
-// Where words go: as they are, or as floats added to a sum.
+// Destination of words: written as they are, or added to a sum as floats.
 template <int Width>
 struct WordsOut {
   using Word = typename MpcWord<Width>::Word;
@@ -284,8 +284,8 @@ struct SumOut {
   }
 };
 
-// Decode `m` words from `bytes` bytes at an even address to `out`, their first one's place. False if the
-// chunk is malformed: then nothing is written.
+// Decode `m` words from `bytes` bytes at an even address to `out`, the first word's place. False if the chunk
+// is malformed: then `out` is not written.
 template <int Width, typename Out>
 HC_DEVICE bool decode_chunk(const uint8_t* src, uint32_t bytes, uint32_t m, uint32_t lag,
                             typename Out::Target* out, typename Mpc<Width>::Lane* rows) {

@@ -1,5 +1,6 @@
-// Planes of bytes (hybridcomp/codecs/lossless.py): which are worth compressing, words split into them and
-// joined again, and the planes and frames of a message put together. zstd itself is nvCOMP's or the host's.
+// Planes of bytes (hybridcomp/codecs/lossless.py): the choice of those worth compressing, words split into
+// them and joined again, and the planes and frames of a message put together. nvCOMP or the host does zstd
+// itself.
 #include "common/bytes.cuh"
 #include "common/elements.cuh"
 #include "hybridcomp/planes.hpp"
@@ -11,9 +12,9 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kEach = 4;               // words of a thread at a time
 constexpr uint64_t kChunk = 1u << 17;  // words; CHUNK of lossless.py
-constexpr uint64_t kTile = 4096;       // words of a block at a time; of one chunk
+constexpr uint64_t kTile = 4096;       // words of one chunk that a block takes at a time
 constexpr uint64_t kPiece = 4096;      // bytes that a warp copies at a time
-constexpr uint32_t kFrame = 1u << 24;  // kind of a plane in a message's table
+constexpr uint32_t kFrame = 1u << 24;  // kind of a zstd frame in a message's table
 
 template <int Width>
 struct Unsigned;
@@ -44,7 +45,7 @@ HC_DEVICE uint64_t words_of(uint64_t words, uint64_t chunk) {
 // -- the choice of planes
 // ------------------------------------------------------------------------------------
 
-// A block for each chunk: count bytes of a sample (compressible_planes of
+// Choose the planes, by a block for each chunk: count bytes of a sample (compressible_planes of
 // kernels/codecs/lossless/planes.cpp).
 template <int Width>
 HC_DEVICE void sample(const void* from, uint64_t words, uint32_t rotate, uint32_t* chosen) {
@@ -89,7 +90,8 @@ HC_DEVICE void sample(const void* from, uint64_t words, uint32_t rotate, uint32_
 // -- split and join
 // ------------------------------------------------------------------------------------------
 
-// Plane k of chunk c begins at planes + (c * Width + k) * stride, which is a multiple of 16.
+// Split words into planes. Plane k of chunk c begins at planes + (c * Width + k) * stride, which is a
+// multiple of 16.
 template <int Width>
 HC_DEVICE void split(const void* from, uint64_t words, uint32_t rotate, uint8_t* planes, uint64_t stride) {
   using W = Word<Width>;
@@ -124,7 +126,7 @@ HC_DEVICE void split(const void* from, uint64_t words, uint32_t rotate, uint8_t*
   }
 }
 
-// Four bytes at any address of which `left` are a plane's; zeros for those that are not.
+// Load four bytes at any address of which `left` are a plane's; zeros for the others.
 HC_DEVICE uint32_t load_four(const uint8_t* p, uint64_t left) {
   const uint32_t odd = static_cast<uint32_t>(reinterpret_cast<uint64_t>(p) & 3);
   const uint32_t* from = reinterpret_cast<const uint32_t*>(p - odd);
@@ -179,7 +181,7 @@ struct SumOut {
   }
 };
 
-// `planes` has the address of each plane of each chunk.
+// Join planes to words. `planes` has the address of each plane of each chunk.
 template <int Width, typename Out>
 HC_DEVICE void join(const uint64_t* planes, uint64_t words, uint32_t rotate, void* to,
                     const uint32_t* status) {
@@ -237,9 +239,10 @@ HC_DEVICE bool tells(const uint8_t* frame, uint64_t size, uint64_t content) {
 
 }  // namespace
 
-// The table of planes of a message, by one block. `frames` has the address of each plane's frame and then the
-// bytes of each, zero for planes that have none; one that is not smaller than its plane, or does not tell the
-// plane's size, is not used. `moves` is what planes_copy takes: from where, to where, how many bytes.
+// Write the table of planes of a message, by one block. `frames` has the address of each plane's frame and
+// then the bytes of each, zero for planes that have none; a frame that is not smaller than its plane, or does
+// not tell the plane's size, is not used. `moves` gets the copies for planes_copy: sources, destinations,
+// numbers of bytes.
 HC_KERNEL(kThreads)
 planes_table(const uint64_t* frames, uint64_t words, uint64_t width, const uint8_t* planes, uint64_t stride,
              uint8_t* payload, uint64_t* moves, uint64_t* length) {

@@ -13,8 +13,8 @@ HC_DEVICE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 // -- encode
 // ----------------------------------------------------------------------------------------------------
 
-// The largest of `Lanes` neighbouring lanes for each of eight values of a lane, to lane l of those with l /
-// (Lanes / 8) as the value's number. Values and lanes are halved together, as long as there are values.
+// Return the largest over `Lanes` neighbouring lanes of one of a lane's eight values: lane l of them gets
+// that of value l / (Lanes / 8). Values and lanes are halved together, as long as there are values.
 template <int Lanes>
 HC_DEVICE uint32_t largest_of(uint32_t* v) {
   const uint32_t lane = lane_of();
@@ -34,9 +34,9 @@ HC_DEVICE uint32_t largest_of(uint32_t* v) {
   return v[0];
 }
 
-// The codes of a warp's chunk, whose four elements in each row a lane has in x. Blocks are of 4 * Lanes
-// elements, or, if those are whole rows, of 1, 2, 4 or 8 rows. `left`: elements from the chunk's beginning to
-// the array's end; those beyond are zero.
+// Encode a warp's chunk; a lane has its four elements of each row in x. Blocks have 4 * Lanes elements, or,
+// if those are whole rows, 1, 2, 4 or 8 rows. `left`: elements from the chunk's beginning to the array's end;
+// elements beyond are zero.
 template <MinifloatFormat F, int Lanes>
 HC_DEVICE void encode_chunk(const float (*x)[kFour], uint32_t left, uint32_t block, uint8_t* scales,
                             uint8_t* codes) {
@@ -50,7 +50,7 @@ HC_DEVICE void encode_chunk(const float (*x)[kFour], uint32_t left, uint32_t blo
 #pragma unroll
     for (int i = 0; i < kFour; ++i) peaks[row] = larger(peaks[row], magnitude(x[row][i]));
   }
-  const uint32_t of_rows = Lanes == 32 ? block / kRow : 1;  // rows of a block: all get its peak
+  const uint32_t of_rows = Lanes == 32 ? block / kRow : 1;  // rows of a block, which all get its peak
 #pragma unroll
   for (int apart = 1; apart < kRows; apart *= 2) {
     if (of_rows < static_cast<uint32_t>(2 * apart)) break;
@@ -87,7 +87,7 @@ HC_DEVICE void encode_chunk(const float (*x)[kFour], uint32_t left, uint32_t blo
   }
 }
 
-// Blocks of 32 elements, or of 64 to 1024 that are a power of two: a chunk at a time in registers.
+// Encode blocks of 32 elements, or of 64 to 1024 that are a power of two: a chunk at a time in registers.
 template <MinifloatFormat F, DTypeCode D>
 HC_DEVICE void encode(const void* from, uint64_t n, uint32_t size, uint8_t* payload) {
   const uint32_t block = kMx ? kMxBlock : size;
@@ -131,8 +131,8 @@ HC_DEVICE void encode(const void* from, uint64_t n, uint32_t size, uint8_t* payl
 
 constexpr int kMostThreads = 1024;
 
-// Blocks of any size, by a warp or (Whole) a block of threads each, in two passes: the second finds the
-// elements in a cache.
+// Encode blocks of any size, by a warp or (Whole) a block of threads each, in two passes: the second finds
+// the elements in a cache.
 template <MinifloatFormat F, DTypeCode D, bool Whole>
 HC_DEVICE void encode_any(const void* from, uint64_t n, uint32_t block, uint8_t* payload) {
   HC_SHARED(uint32_t, warps, kMostThreads / 32);
@@ -256,7 +256,7 @@ HC_DEVICE void sum(T* acc, uint64_t n, uint32_t size, uint32_t peers, const Mess
     hybridcomp::decode<hybridcomp::F, D, Add>(payload, n, block, out, status);       \
   }
 
-// acc += `peers` messages of the same block, which lie at the first of the addresses.
+// Compute acc += `peers` messages with the same block size, which lie at the first of the addresses.
 #define HC_SUM(name, F, T)                                                                             \
   HC_KERNEL(hybridcomp::kThreads)                                                                      \
   name(T* acc, std::uint64_t n, std::uint32_t block, std::uint32_t peers, const std::uint32_t* status, \

@@ -1,5 +1,5 @@
-// What encoders and decoders of the 8-bit and 4-bit floating-point formats share: a payload's sections, and
-// the codes of a row of a chunk in memory.
+// Helpers that encoders and decoders of the 8-bit and 4-bit floating-point formats share: a payload's
+// sections, and the codes of a row of a chunk in memory.
 #pragma once
 
 #include "hybridcomp/minifloat.hpp"
@@ -17,8 +17,8 @@ HC_DEVICE Count code_bytes(Count n) {
   return Minifloat<F>::kBits == 8 ? n : n / 2 + n % 2;
 }
 
-// Payload: the prefix, the scales, the codes. Those of fp8 begin at an address divisible by 4, those of MX
-// anywhere.
+// Return the start of the codes in a payload: prefix, scales, codes. The codes of fp8 begin at an address
+// divisible by 4, those of MX anywhere.
 template <bool Mx>
 HC_DEVICE uint64_t codes_at(uint64_t n, uint32_t block) {
   return sizeof(MinifloatPrefix) + (n + block - 1) / block * kScaleBytes<Mx>;
@@ -52,14 +52,14 @@ HC_DEVICE float read_scale(const uint8_t* scales, uint64_t block) {
     return reinterpret_cast<const float*>(scales)[block];
 }
 
-// A value's code; 0 in a block that is zero or not finite.
+// Return a value's code; 0 in a block that is zero or not finite.
 template <MinifloatFormat F, bool Mx>
 HC_DEVICE uint32_t code_of(float x, float inverse) {
   if (inverse == 0.0f) return 0;
   return Mx ? minifloat_saturated<F>(x * inverse) : minifloat_of<F>(x * inverse);
 }
 
-// Four codes in the low bytes, or the low half, of a word.
+// Return four codes in the low bytes, or the low half, of a word.
 template <MinifloatFormat F, bool Mx>
 HC_DEVICE uint32_t codes_of(const float* x, float inverse) {
   uint32_t word = 0;
@@ -93,7 +93,7 @@ HC_DEVICE void put_words(uint8_t* to, uint32_t word) {
   }
 }
 
-// The same of halves.
+// The same for halves of words.
 HC_DEVICE void put_halves(uint8_t* to, uint32_t half) {
   if (aligned_to(to, 2)) {
     reinterpret_cast<uint16_t*>(to)[lane_of()] = static_cast<uint16_t>(half);
@@ -119,14 +119,14 @@ HC_DEVICE uint32_t codes_from(const uint8_t* mine) {
   }
 }
 
-// As many of n elements as codes_from may be used for.
+// Return how many of n elements codes_from may be used for.
 template <MinifloatFormat F>
 HC_DEVICE uint64_t in_fours(const uint8_t* codes, uint64_t n) {
   const uint64_t more = Minifloat<F>::kBits == 8 && !aligned_to(codes, 4) ? 3 : 0;
   return n > more ? n - more : 0;
 }
 
-// Four elements from their codes.
+// Decode four elements.
 template <MinifloatFormat F>
 HC_DEVICE void values_of(uint32_t word, float scale, float* v) {
   constexpr uint32_t kMask = (1u << Minifloat<F>::kBits) - 1;
@@ -135,7 +135,7 @@ HC_DEVICE void values_of(uint32_t word, float scale, float* v) {
     v[i] = minifloat_value<F>((word >> (Minifloat<F>::kBits * i)) & kMask) * scale;
 }
 
-// One element.
+// Decode one element.
 template <MinifloatFormat F>
 HC_DEVICE float value_of(const uint8_t* codes, uint64_t e, float scale) {
   constexpr uint32_t kMask = (1u << Minifloat<F>::kBits) - 1;

@@ -14,7 +14,7 @@ struct Parts {
   uint8_t* means;
   uint8_t* bits;
 };
-// The sections of a payload; the signs begin at an address divisible by 4.
+// Return the sections of a payload; the signs begin at an address divisible by 4.
 template <typename T>
 HC_DEVICE Parts parts_of(uint8_t* payload, uint64_t n, uint32_t block) {
   uint8_t* means = payload + sizeof(QuantizePrefix);
@@ -26,8 +26,8 @@ HC_DEVICE bool negative(double x) { return bits_of(x) >> 63; }
 
 // Add the terms of Steps times sixteen elements, an even number of times, to the lanes of each half warp.
 // They are steps `from` and on of a group of 32: lane j of a half keeps in `word` the signs of steps 2 j and
-// 2 j + 1. `src` is the lane's own first element. Checked: those that are not among the `left` elements from
-// there on count as zero.
+// 2 j + 1. `src` is the lane's own first element. Checked: elements past the `left` ones from there on count
+// as zero.
 template <DTypeCode D, int Steps, bool Checked>
 HC_DEVICE void add_steps(const StorageOf<D>* src, uint32_t left, uint32_t from, ComputeOf<D>* sum,
                          uint32_t* word) {
@@ -48,12 +48,12 @@ HC_DEVICE void add_steps(const StorageOf<D>* src, uint32_t left, uint32_t from, 
   }
 }
 
-// What is left after so many steps.
+// Return how many elements are left after so many steps.
 HC_DEVICE uint32_t beyond(uint32_t left, uint32_t steps) {
   return left > steps * kLanes ? left - steps * kLanes : 0;
 }
 
-// Write the signs of 32 elements, or of those that there are: at most `bytes`.
+// Write the signs of 32 elements, or of fewer at the end: at most `bytes`.
 HC_DEVICE void put_signs(uint8_t* to, uint32_t word, uint32_t bytes) {
   if (bytes >= 4 && aligned_to(to, 4)) {
     *reinterpret_cast<uint32_t*>(to) = word;
@@ -64,13 +64,13 @@ HC_DEVICE void put_signs(uint8_t* to, uint32_t word, uint32_t bytes) {
   }
 }
 
-// Half a warp takes a block, a thread each of the sixteen sums: a load is of 64 bytes in a row, and the
-// chains of additions, whose order is fixed, are as many as there are threads.
+// Encode by half a warp for each block, a thread for each of the sixteen sums: a load is 64 bytes in a row,
+// and each thread has one chain of additions, whose order is fixed.
 template <DTypeCode D>
 HC_DEVICE void encode(const void* from, uint64_t n, uint32_t block, uint8_t* payload) {
   using T = ComputeOf<D>;
   constexpr uint32_t kGroup = 32 * kLanes;  // elements whose signs are a word of each lane
-  // Steps of which all loads are in flight at once: as many as registers allow.
+  // Steps whose loads are all in flight at once: as many as registers allow.
   constexpr int kAtOnce = D == kFloat64 || D == kFloat16 ? 16 : 32;
   if (global_thread() == 0) *reinterpret_cast<QuantizePrefix*>(payload) = {block, 0};
   const StorageOf<D>* src = static_cast<const StorageOf<D>*>(from);
@@ -79,7 +79,7 @@ HC_DEVICE void encode(const void* from, uint64_t n, uint32_t block, uint8_t* pay
   for (uint64_t pair = global_warp(); pair * 2 * block < n; pair += global_warps()) {
     const uint64_t b = pair * 2 + half, begin = b * block;
     const uint32_t m = begin >= n ? 0 : n - begin < block ? static_cast<uint32_t>(n - begin) : block;
-    const uint64_t last = (pair * 2 + 1) * block;  // where the warp's second block begins
+    const uint64_t last = (pair * 2 + 1) * block;  // start of the warp's second block
     T sum = 0;
     for (uint32_t at = 0; at < block; at += kGroup) {
       uint32_t word = 0;
@@ -101,7 +101,7 @@ HC_DEVICE void encode(const void* from, uint64_t n, uint32_t block, uint8_t* pay
         for (; step * kLanes < block - at; step += 2)
           add_steps<D, 2, true>(x + step * kLanes, beyond(left, step), step, &sum, &word);
       }
-      const uint32_t first = at + 32 * j;  // of the block's elements: the first whose sign is in the word
+      const uint32_t first = at + 32 * j;  // the block's first element whose sign is in the word
       if (first < m) put_signs(parts.bits + (begin + first) / 8, word, (m - first + 7) / 8);
     }
 #pragma unroll
@@ -186,7 +186,7 @@ HC_EACH_INPUT(HC_ENCODE, sign_encode)
   }
 HC_EACH_OUTPUT(HC_DECODE, sign_decode)
 
-// acc += `peers` messages of the same block, which lie at the first of the addresses.
+// Compute acc += `peers` messages with the same block size, which lie at the first of the addresses.
 #define HC_SUM(name, T)                                                                                \
   HC_KERNEL(hybridcomp::kThreads)                                                                      \
   name(T* acc, std::uint64_t n, std::uint32_t block, std::uint32_t peers, const std::uint32_t* status, \

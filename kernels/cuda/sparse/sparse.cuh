@@ -1,6 +1,6 @@
-// What the sparse codecs' kernels share. A tensor is looked at in tiles of 1,024 elements, a warp each. One
-// pass (the filter) writes each tile's candidates, the elements whose key reaches a limit, to the tile's
-// slot, in any order; what comes after reads the slots, and the tensor again only where a slot was too small.
+// Helpers that the sparse codecs' kernels share. A tensor is read in tiles of 1,024 elements, a warp each.
+// One pass (the filter) writes each tile's candidates, the elements whose key reaches a limit, to the tile's
+// slot, in any order; later passes read the slots, and the tensor again only where a slot was too small.
 #pragma once
 
 #include "common/elements.cuh"
@@ -19,22 +19,23 @@ constexpr uint64_t kNoKey = ~uint64_t(0);
 constexpr uint64_t kPrefix = 16;  // bytes before the index section: k, bytes of the index section
 
 enum Phase : uint64_t {
-  kDecided,    // all, tie and ties say what is sent
+  kDecided,    // all, tie and ties tell which elements are sent
   kSearching,  // the need-th largest key in [from, to) is sought
-  kRefining,   // SIDCo: how many candidates reach `next`?
+  kRefining,   // SIDCo: the candidates that reach `next` are counted
 };
 
-// What launches hand to the next one. Written by one thread: of a launch of one block, or of its last block.
+// State that launches hand to the next one. It is written by one thread of a launch of one block, or of a
+// launch's last block.
 struct Search {
   uint64_t low;         // the filter takes keys >= low
-  uint64_t high;        // where the filter's histogram ends
-  uint64_t taken;       // candidates
-  uint64_t everywhere;  // not 0: candidates were too few, and are not what is looked at
+  uint64_t high;        // end of the filter's histogram
+  uint64_t taken;       // number of candidates
+  uint64_t everywhere;  // not 0: candidates were too few, and the whole tensor is searched
   uint64_t phase;
   uint64_t from, to, need;
   uint64_t all, tie, ties;             // sent: keys >= all, and of those == tie the first `ties`
-  uint64_t count, index_bytes, bytes;  // elements sent; of the index section; of the payload
-  uint64_t arrived;                    // blocks of this launch
+  uint64_t count, index_bytes, bytes;  // elements sent; bytes of the index section and of the payload
+  uint64_t arrived;                    // blocks of this launch that have ended
   uint64_t crc[1];                     // Work of message.cuh
   uint64_t others;                     // elements that are not finite
   uint64_t next, reached;              // a key, and the candidates that reach it
@@ -42,13 +43,13 @@ struct Search {
 };
 static_assert(sizeof(Search) == 25 * 8, "hybridcomp/codecs/device/sparse.py has these offsets");
 
-// Of that, what says which elements are sent.
+// Fields of Search that tell which elements are sent.
 struct Sent {
   uint64_t low, everywhere, all, tie, ties;
 };
 HC_DEVICE Sent sent_of(const Search* s) { return {s->low, s->everywhere, s->all, s->tie, s->ties}; }
 
-// Keys are computed with in 32 bits at least.
+// Type in which keys are computed: 32 bits at least.
 template <typename U>
 struct KeyOf {
   using Type = uint32_t;
@@ -76,7 +77,7 @@ HC_DEVICE uint64_t add64(uint64_t* at, uint64_t value) {
 HC_DEVICE uint64_t take64(uint64_t* at) {
   return atomicExch(reinterpret_cast<unsigned long long*>(at), 0ull);
 }
-// What other blocks left there, for the last one.
+// Read a value that other blocks wrote, for the last block.
 HC_DEVICE uint64_t seen64(const uint64_t* at) {
   return __ldcg(reinterpret_cast<const unsigned long long*>(at));
 }
@@ -101,7 +102,7 @@ HC_DEVICE T warp_sum(T x) {
   return x;
 }
 
-// Of this lane and those before it.
+// Return the sum over this lane and those before it.
 template <typename T>
 HC_DEVICE T warp_scan(T x) {
   for (unsigned int distance = 1; distance < 32; distance *= 2) {
@@ -111,11 +112,12 @@ HC_DEVICE T warp_scan(T x) {
   return x;
 }
 
-// Of the threads before this one, in a block of kThreads; `total` of all. `sums` is kWarps of shared memory.
+// Return the sum over the threads before this one, in a block of kThreads; `total` gets that of all. `sums`
+// is kWarps of shared memory.
 HC_DEVICE unsigned long long block_scan(unsigned long long x, unsigned long long* sums,
                                         unsigned long long* total) {
   const unsigned long long scanned = warp_scan(x);
-  __syncthreads();  // who called before may still be reading
+  __syncthreads();  // threads of an earlier call may still be reading
   if (lane_of() == 31) sums[warp_of()] = scanned;
   __syncthreads();
   unsigned long long before = 0, all = 0;
@@ -129,7 +131,7 @@ HC_DEVICE unsigned long long block_scan(unsigned long long x, unsigned long long
   return before + scanned - x;
 }
 
-// True in all threads of the block that comes here last: it sees what the others wrote before they came.
+// Return true in all threads of the block that comes here last: it sees the others' earlier writes.
 HC_DEVICE bool last_to_arrive(Search* s, uint32_t* shared) {
   __threadfence();
   __syncthreads();
@@ -150,20 +152,22 @@ struct Tiles {
   const U* src;
   uint64_t n;
   U* values;         // slots: of `room` elements each
-  uint16_t* places;  // and where in the tile they were
+  uint16_t* places;  // the candidates' places in the tile
   uint32_t room;
   uint32_t* counts;  // candidates of a tile; they are in its slot if that has room for them
 };
 
 HC_DEVICE uint64_t tiles_of(uint64_t n) { return (n + kTile - 1) / kTile; }
 
-// Which element of a tile bit `b` of a lane's mask is: lanes take packs of P neighbours in turn.
+// Return the element of a tile that bit `b` of a lane's mask stands for: lanes take packs of P neighbours in
+// turn.
 template <int P>
 HC_DEVICE uint32_t place_of(uint32_t b) {
   return ((b / P) * 32 + lane_of()) * P + b % P;
 }
 
-// The elements of a tile of m with from <= key < from + span, as a mask of each lane; m == kTile if P > 1.
+// Find the elements of a tile of m with from <= key < from + span, as a mask of each lane; m == kTile if P >
+// 1.
 template <typename U, int P>
 HC_DEVICE uint32_t in_range(const U* tile, uint32_t m, typename KeyOf<U>::Type from,
                             typename KeyOf<U>::Type span) {
@@ -190,15 +194,15 @@ HC_DEVICE uint32_t tile_elements(const Tiles<U>& t, uint64_t tile) {
   return left < kTile ? static_cast<uint32_t>(left) : kTile;
 }
 
-// Calls f(element) for those of kBatch neighbouring tiles with from <= key < from + span: of the candidates
-// or, if `everywhere`, of all; and done(j) after those of each tile, once or twice. By a whole warp; f is
-// called by lanes apart. The slots are loaded together: there is little in each.
+// Call f(element) for elements of kBatch neighbouring tiles with from <= key < from + span: candidates or, if
+// `everywhere`, all elements; and done(j) after those of each tile, once or twice. A whole warp does this;
+// its lanes call f separately. The slots are loaded together, since each holds little.
 template <typename U, typename F, typename Done>
 HC_DEVICE void each_of_batch(const Tiles<U>& t, uint64_t first, uint32_t number, bool everywhere,
                              typename KeyOf<U>::Type from, typename KeyOf<U>::Type span, F f, Done done) {
   const uint32_t own = lane_of() < number ? t.counts[first + lane_of()] : 0;
   U loaded[kBatch];
-  uint32_t here = 0;  // of which tiles this lane has an element
+  uint32_t here = 0;  // tiles of which this lane has an element
 #pragma unroll
   for (uint32_t j = 0; j < kBatch; ++j) {
     const uint32_t count = __shfl_sync(kFullWarp, own, static_cast<int>(j));
@@ -212,7 +216,7 @@ HC_DEVICE void each_of_batch(const Tiles<U>& t, uint64_t first, uint32_t number,
     done(j);
   }
 #pragma unroll 1
-  for (uint32_t j = 0; j < number; ++j) {  // what has more than a lane's element
+  for (uint32_t j = 0; j < number; ++j) {  // tiles with more than an element per lane
     const uint32_t count = __shfl_sync(kFullWarp, own, static_cast<int>(j));
     const uint64_t tile = first + j;
     if (!everywhere && count <= t.room) {
@@ -274,11 +278,11 @@ HC_DEVICE void store_any(uint8_t* p, U x) {
 // -- limits
 // --------------------------------------------------------------------------------------------------
 
-// least_key by a whole warp, which looks at 32 keys at a time.
+// Do least_key by a whole warp, which looks at 32 keys at a time.
 HC_DEVICE uint64_t least_key_of_warp(double limit, DTypeCode dtype) {
   const KeyFormat format = key_format(dtype);
   const uint64_t bits = bits_of(limit);
-  uint64_t low = 0, high = format.inf;  // infinity's if no number reaches it
+  uint64_t low = 0, high = format.inf;  // infinity's key if no number reaches the limit
   while (low < high) {
     const uint64_t span = high - low, step = span < 32 ? 1 : span / 32;
     const uint64_t probe = low + step * lane_of();
@@ -292,7 +296,7 @@ HC_DEVICE uint64_t least_key_of_warp(double limit, DTypeCode dtype) {
   return low;
 }
 
-// All elements with key >= `key` are sent.
+// Decide that all elements with key >= `key` are sent.
 HC_DEVICE void decide(Search* s, uint64_t key) {
   s->all = key;
   s->ties = 0;

@@ -10,7 +10,8 @@ constexpr double kFirstShare = 0.25;           // as kernels/codecs/sparse/sidco
 
 // -- the sample --------------------------------------------------------------------------------------------
 
-// Its keys by lanes, `stride` of each, zero where an element is not finite and after the last one.
+// Write the sample's keys by lanes, `stride` of each, zero where an element is not finite and after the last
+// one.
 template <DTypeCode D>
 HC_DEVICE void sample(const StorageOf<D>* src, uint64_t n, uint64_t groups, uint64_t stride,
                       typename Real<ComputeOf<D>>::Bits* keys, Search* s) {
@@ -30,12 +31,12 @@ HC_DEVICE void sample(const StorageOf<D>* src, uint64_t n, uint64_t groups, uint
 
 // -- the fits ----------------------------------------------------------
 
-// What a warp, which has a lane of the sums, keeps of the sample: the survivors of the last limit, in their
-// order, so that a stage adds up no more than the last one left.
+// Survivors of the last limit in a warp's part of the sample, one lane of the sums, in their order: a stage
+// adds up no more than the one before left.
 template <typename U>
 struct Survivors {
   U* list;
-  U* next;  // those of the limit measured last
+  U* next;  // survivors of the limit measured last
   uint32_t length, left;
   double* sums;  // shared memory, kLanes of each; then the whole sample's size
   double* squares;
@@ -43,7 +44,7 @@ struct Survivors {
   Distribution distribution;
 };
 template <typename U>
-constexpr uint32_t kLoads = 64 / sizeof(U);  // of a sum that are on their way together
+constexpr uint32_t kLoads = 64 / sizeof(U);  // loads of a sum that are in flight together
 template <typename U>
 constexpr DTypeCode kKind = sizeof(U) == 8 ? kFloat64 : kFloat32;
 
@@ -63,7 +64,7 @@ HC_DEVICE double sum_of(const U* keys, uint32_t n, F term) {
   return sum;
 }
 
-// How many survivors reach `key`, and their sums: in all threads.
+// Count the survivors that reach `key`, and sum them: in all threads.
 template <typename U>
 HC_DEVICE Tail measure(Survivors<U>* own, uint64_t key) {
   const U limit = static_cast<U>(key);
@@ -93,7 +94,7 @@ HC_DEVICE Tail measure(Survivors<U>* own, uint64_t key) {
   uint64_t count = 0;
 #pragma unroll
   for (int lane = 0; lane < kLanes; ++lane) count += own->counts[lane];
-  // Lists have zeros after the sample's end, which every key reaches if it is zero.
+  // Lists have zeros after the sample's end, which count as survivors if the key is zero.
   tail.count = key ? static_cast<double>(count) : own->sums[kLanes];
   __syncthreads();
   return tail;
@@ -116,7 +117,7 @@ HC_DEVICE uint64_t next_key(uint64_t fitted, uint64_t low, uint64_t high, int st
   return high - 1 < least ? high - 1 : least;
 }
 
-// The limit, and the mean by which those that reach it exceed it.
+// Limit, and the mean by which the elements that reach it exceed it.
 struct Start {
   double limit, excess;
 };
@@ -169,7 +170,7 @@ HC_DEVICE double fixed(Survivors<U>* own, double finite, double target, int stag
   return limit;
 }
 
-// `keys` is room for two samples, the first of which is there.
+// Fit the limit. `keys` has room for two samples, of which it holds the first.
 template <typename U>
 HC_DEVICE void fit(U* keys, uint64_t n, uint64_t k, uint64_t size, uint64_t stride, int stages,
                    Distribution distribution, DTypeCode dtype, Search* s) {
@@ -199,7 +200,7 @@ HC_DEVICE void fit(U* keys, uint64_t n, uint64_t k, uint64_t size, uint64_t stri
 // -- counting the candidates
 // -----------------------------------------------------------------------------------
 
-// What SIDCo may send.
+// Numbers of elements that SIDCo may send.
 struct Goal {
   uint64_t k, least, most;
   DTypeCode dtype;
@@ -215,7 +216,7 @@ HC_DEVICE void search_among(Search* s, uint64_t from, uint64_t to, uint64_t need
   s->phase = kSearching;
 }
 
-// The key to count next, or what is sent. By a whole warp.
+// Find the key to count next, or decide which elements are sent. By a whole warp.
 HC_DEVICE void refine_next(Search* s, const Goal& g) {
   const uint64_t low_key = s->low_key, high_key = s->high_key;
   const KeyFormat format = key_format(g.dtype);
@@ -244,7 +245,7 @@ HC_DEVICE void refine_next(Search* s, const Goal& g) {
   }
 }
 
-// `reached` candidates reach the key counted last.
+// Take the count of the key counted last: `reached` candidates reach it.
 HC_DEVICE void refine_take(Search* s, const Goal& g, uint64_t reached) {
   const KeyFormat format = key_format(g.dtype);
   const double count = static_cast<double>(reached);
@@ -292,7 +293,7 @@ HC_DEVICE void refine(const Tiles<U>& t, Search* s, const Goal& g) {
 
 }  // namespace
 
-// What to do with SIDCo's candidates. One warp.
+// Decide how SIDCo goes on with its candidates. One warp.
 HC_KERNEL(32)
 sparse_begin(void* search, uint64_t k, uint64_t least, uint64_t most, uint64_t stages, uint32_t dtype) {
   Search* const s = static_cast<Search*>(search);
@@ -344,7 +345,7 @@ HC_EACH_INPUT(HC_FIT_SAMPLE, sparse_fit_sample)
 HC_FIT(sparse_fit_32, std::uint32_t)
 HC_FIT(sparse_fit_64, std::uint64_t)
 
-// A stage of the correction; a grid of one block goes on to the last.
+// Do a stage of the correction; a grid of one block does all stages.
 #define HC_REFINE(bits, U)                                                                                  \
   HC_KERNEL(hybridcomp::kThreads)                                                                           \
   sparse_refine_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room, \

@@ -1,15 +1,15 @@
-// The limit of `threshold`: a magnitude, or a multiple of the root mean square, which is summed in the order
-// that hybridcomp/sparse.hpp fixes.
+// Limit of `threshold`: a magnitude, or a multiple of the root mean square, which is summed in the order that
+// hybridcomp/sparse.hpp fixes.
 #include "sparse/sparse.cuh"
 
 namespace hybridcomp {
 namespace {
 
-constexpr uint32_t kChunk = 2048;              // elements of an index block that are squared at a time
+constexpr uint32_t kChunk = 2048;              // elements of an index block squared at a time
 constexpr int kSquareThreads = 32 + kThreads;  // the first warp adds
 
-// The sum of the squares of each index block: the threads after the first warp square a chunk while 16 lanes
-// of the first add up the last one. The last block adds the blocks, in turn, and says which key is the limit.
+// Sum the squares of each index block: the threads after the first warp square a chunk while 16 lanes of the
+// first add up the previous one. The last block adds the blocks' sums, in turn, and sets the limit's key.
 template <DTypeCode D>
 HC_DEVICE void mean_square(const StorageOf<D>* src, uint64_t n, double* blocks, Search* s, double limit) {
   HC_SHARED(double, squares, 2 * kChunk);
@@ -72,7 +72,7 @@ HC_DEVICE void mean_square(const StorageOf<D>* src, uint64_t n, double* blocks, 
 
 }  // namespace
 
-// The limit of `threshold:abs`. One warp.
+// Set the limit of `threshold:abs`. One warp.
 HC_KERNEL(32) sparse_limit(void* search, uint64_t limit, uint32_t dtype) {
   Search* const s = static_cast<Search*>(search);
   const uint64_t key = least_key_of_warp(float_of(limit), static_cast<DTypeCode>(dtype));
@@ -83,7 +83,7 @@ HC_KERNEL(32) sparse_limit(void* search, uint64_t limit, uint32_t dtype) {
 
 }  // namespace hybridcomp
 
-// `limit` is a double's bits: a multiple of the root mean square.
+// Set the limit of `threshold:rel`. `limit` is a double's bits: a multiple of the root mean square.
 #define HC_MEAN_SQUARE(name, D)                                                            \
   HC_KERNEL(hybridcomp::kSquareThreads)                                                    \
   name(const hybridcomp::StorageOf<D>* src, std::uint64_t n, double* blocks, void* search, \

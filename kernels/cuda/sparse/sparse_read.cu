@@ -1,17 +1,17 @@
-// From a message of a sparse codec to the tensor: the index section is checked, then zeros and values are
+// Reading of sparse codecs' messages into the tensor: the index section is checked, then zeros and values are
 // written in one pass, or values added.
 #include "sparse/sparse.cuh"
 
 namespace hybridcomp {
 namespace {
 
-constexpr uint32_t kEach = 4;  // index blocks of a thread at a time, where they are summed up
+constexpr uint32_t kEach = 4;  // index blocks of a thread at a time, in sums over index blocks
 
 HC_DEVICE uint32_t count_of(const uint8_t* payload, uint64_t block) {
   return reinterpret_cast<const uint32_t*>(payload + kPrefix)[block];
 }
 
-// Word `i` of a bitmap of `bytes`, which may begin at any even address.
+// Return word `i` of a bitmap of `bytes`, which may begin at any even address.
 HC_DEVICE uint32_t bitmap_word(const uint8_t* bitmap, uint32_t i, uint32_t bytes) {
   const uint32_t at = 4 * i;
   if (at + 4 <= bytes) {
@@ -26,21 +26,21 @@ HC_DEVICE uint32_t bitmap_word(const uint8_t* bitmap, uint32_t i, uint32_t bytes
 // -- checks
 // --------------------------------------------------------------------------------------------------
 
-// The entries of a list are ascending and less than m; `starts` becomes the first one of each tile.
+// Check that the entries of a list are ascending and less than m; `starts` gets the first entry of each tile.
 HC_DEVICE void check_list(const uint16_t* list, uint32_t count, uint32_t m, uint32_t* starts,
                           uint32_t* status) {
   for (uint32_t i = threadIdx.x; i <= count; i += kThreads) {
     const uint32_t previous = i ? list[i - 1] : 0, entry = i < count ? list[i] : kIndexBlock;
     if (i && entry <= previous) fail(status, kBadIndexOrder);
     if (i < count && entry >= m) fail(status, kBadIndexRange);
-    // Those that begin after the previous entry and not after this one; atomically, since the entries may be
-    // wrong.
+    // Set the starts of tiles that begin after the previous entry and not after this one; atomically, since
+    // the entries may be wrong.
     const uint32_t last = i < count ? entry / kTile : kTilesOfBlock - 1;
     for (uint32_t tile = i ? previous / kTile + 1 : 0; tile <= last; ++tile) atomicExch(&starts[tile], i);
   }
 }
 
-// A bitmap has `count` bits, none past its m elements.
+// Check that a bitmap has `count` bits, none past its m elements.
 HC_DEVICE void check_bitmap(const uint8_t* bitmap, uint32_t count, uint32_t m, uint32_t* starts,
                             uint32_t* shared, uint32_t* status) {
   const uint32_t bytes = bitmap_bytes(m);
@@ -100,7 +100,7 @@ template <typename T, bool Add>
 HC_DEVICE void read_list(const uint16_t* list, uint32_t begin, uint32_t end, const uint8_t* values, T* block,
                          T* tile, uint32_t m) {
   using U = typename BitsOf<T>::Type;
-  // The first of them are loaded before the zeros are written: most tiles have no more.
+  // The first 32 values are loaded before the zeros are written: most tiles have no more.
   uint32_t i = begin + lane_of();
   uint32_t place = 0;
   U value = 0;
@@ -139,7 +139,8 @@ HC_DEVICE void read_bitmap(const uint8_t* bitmap, uint32_t tile_in_block, uint32
   }
 }
 
-// `values` are elements of T, one after another; `status` is zero only if all of the section was found right.
+// Write or add the values. `values` are elements of T, one after another; `status` is zero only if the whole
+// section was found right.
 template <typename T, bool Add>
 HC_DEVICE void scatter(const uint8_t* payload, uint64_t n, const uint64_t* firsts, const uint64_t* sections,
                        const uint32_t* starts, const uint8_t* values, T* out, const uint32_t* status) {
@@ -166,7 +167,7 @@ HC_DEVICE void scatter(const uint8_t* payload, uint64_t n, const uint64_t* first
 
 }  // namespace
 
-// Where each index block's values and section begin, if the section's lengths are right: `k` values in
+// Find the starts of each index block's values and section, if the section's lengths are right: `k` values in
 // `bytes`. One block.
 HC_KERNEL(kThreads)
 sparse_sections(const uint8_t* payload, uint64_t n, uint64_t k, uint64_t bytes, uint64_t* firsts,
@@ -209,13 +210,13 @@ sparse_sections(const uint8_t* payload, uint64_t n, uint64_t k, uint64_t bytes, 
   if (need + 4 * number != bytes) fail(status, kBadLength);
 }
 
-// Each block's indices; `starts` becomes, of each tile, how many of its index block's lie before it.
+// Check each block's indices; `starts` gets, for each tile, how many of its index block's lie before it.
 HC_KERNEL(kThreads)
 sparse_check(const uint8_t* payload, uint64_t n, const uint64_t* sections, uint32_t* starts,
              uint32_t* status) {
   HC_SHARED(uint32_t, shared, kTilesOfBlock);
   HC_SHARED(uint32_t, damaged, 1);
-  // Other blocks may find something wrong while this one begins: one thread looks.
+  // One thread reads the status, since other blocks may find a fault while this one begins.
   if (threadIdx.x == 0) damaged[0] = atomicOr(reinterpret_cast<unsigned int*>(status), 0u);
   __syncthreads();
   if (damaged[0]) return;

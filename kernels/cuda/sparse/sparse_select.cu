@@ -1,6 +1,7 @@
 // The k elements of largest magnitude. A sample gives a range of keys in which the k-th nearly always lies;
-// the filter takes what reaches its lower end and counts what lies in it by its higher digits; passes over
-// the candidates count the digits that are left. Where the sample misled, passes over the tensor do.
+// the filter takes the elements that reach its lower end and counts those in it by their higher digits;
+// passes over the candidates count the digits that are left. Where the sample misled, passes over the tensor
+// do this.
 #include "sparse/sparse.cuh"
 
 namespace hybridcomp {
@@ -9,13 +10,13 @@ namespace {
 constexpr int kSampleThreads = 1024;
 constexpr int kSampleEach = 16;
 
-// Bits by which keys of [from, to) are shifted to give their bin.
+// Return the bits by which keys of [from, to) are shifted to give their bin.
 HC_DEVICE int shift_of(uint64_t from, uint64_t to) {
   const uint64_t span = to - from;
   return span <= kBins ? 0 : 64 - __clzll(static_cast<long long>(span - 1)) - 11;
 }
 
-// Take the need-th largest key's bin for the range, by the block that came last. The last bin counts what is
+// Narrow the range to the need-th largest key's bin, by the block that came last. The last bin counts keys
 // above the range, up to `top`. Empties the histogram.
 HC_DEVICE void narrow(Search* s, uint64_t* histogram, uint64_t top, bool zeros, unsigned long long* sums) {
   constexpr uint32_t kEach = kBins / kThreads;
@@ -34,7 +35,7 @@ HC_DEVICE void narrow(Search* s, uint64_t* histogram, uint64_t top, bool zeros, 
 #pragma unroll
   for (uint32_t i = 0; i <= kEach; ++i) own += counts[i];
   unsigned long long total;
-  unsigned long long above = block_scan(own, sums, &total);  // all have read the range when they come out
+  unsigned long long above = block_scan(own, sums, &total);  // all have read the range after this
   if (above >= need || above + own < need) return;
   uint64_t bin = kBins, count = counts[0];
 #pragma unroll
@@ -68,8 +69,8 @@ HC_DEVICE void add_bins(const uint32_t* bins, uint64_t* histogram) {
     if (bins[b]) add64(histogram + b, bins[b]);
 }
 
-// In which of kBins bins, counted from the largest keys on, the rank-th key is (found[0]) and its rank in
-// that bin (found[1]). Two bins of each of the kSampleThreads threads. `sums` is a word for each warp.
+// Find in which of kBins bins, counted from the largest keys on, the rank-th key is (found[0]) and its rank
+// in that bin (found[1]). Each of the kSampleThreads threads has two bins. `sums` is a word for each warp.
 HC_DEVICE void find_rank(const uint32_t* bins, uint32_t rank, uint32_t* found, uint32_t* sums) {
   const uint32_t last = kBins - 2 * threadIdx.x, high = bins[last - 1], low = bins[last - 2];
   uint32_t above = warp_scan(high + low);
@@ -85,8 +86,8 @@ HC_DEVICE void find_rank(const uint32_t* bins, uint32_t rank, uint32_t* found, u
   __syncthreads();
 }
 
-// A key that `first` of the sample's elements reach, and one above that which `second` reach: by the higher
-// two digits of the keys, since only few elements more are taken for what is left.
+// Find a key that `first` of the sample's elements reach, and one above it that `second` reach: by the higher
+// two digits of the keys alone, since ignoring the rest takes only few elements more.
 template <typename U>
 HC_DEVICE void guess(const U* src, uint64_t n, uint32_t groups, uint32_t first, uint32_t second, Search* s) {
   using Key = typename KeyOf<U>::Type;
@@ -102,7 +103,7 @@ HC_DEVICE void guess(const U* src, uint64_t n, uint32_t groups, uint32_t first, 
   for (uint32_t j = 0; j < kSampleEach; ++j) {
     const uint32_t i = j * kSampleThreads + threadIdx.x;
     const uint64_t at = groups ? group_start(i / kGroupOfSample, groups, n) + i % kGroupOfSample : i;
-    keys[j] = i < size ? key_of(src[at]) : static_cast<Key>(kTop<U>);  // that is no key
+    keys[j] = i < size ? key_of(src[at]) : static_cast<Key>(kTop<U>);  // kTop is no key
   }
   for (uint32_t b = threadIdx.x; b < kBins; b += kSampleThreads) bins[b] = 0;
   if (threadIdx.x < 4) found[threadIdx.x] = 0;
@@ -167,8 +168,8 @@ HC_DEVICE uint32_t filter_tile(const Tiles<U>& t, uint64_t tile, uint32_t m, con
   return count;
 }
 
-// Candidates of all tiles to their slots. With a histogram (top-k) the last block takes the first step of the
-// search for the k-th.
+// Write the candidates of all tiles to their slots. With a histogram (top-k) the last block takes the first
+// step of the search for the k-th.
 template <typename U, bool Histogram>
 HC_DEVICE void filter(const Tiles<U>& t, Search* s, uint64_t* histogram, uint64_t k) {
   HC_SHARED(uint32_t, bins, Histogram ? kBins + 1 : 1);
@@ -177,7 +178,7 @@ HC_DEVICE void filter(const Tiles<U>& t, Search* s, uint64_t* histogram, uint64_
   Search range;
   range.low = s->low;
   range.high = s->high;
-  if (range.low >= kTop<U>) range.low = kTop<U>;  // nothing reaches it
+  if (range.low >= kTop<U>) range.low = kTop<U>;  // no element reaches it
   if constexpr (Histogram)
     for (uint32_t b = threadIdx.x; b <= kBins; b += kThreads) bins[b] = 0;
   if (threadIdx.x == 0) shared[1] = 0;
@@ -212,7 +213,7 @@ HC_DEVICE void filter(const Tiles<U>& t, Search* s, uint64_t* histogram, uint64_
   }
 }
 
-// One more digit of the key that is sought.
+// Find one more digit of the key that is sought.
 template <typename U>
 HC_DEVICE void search(const Tiles<U>& t, Search* s, uint64_t* histogram, bool zeros) {
   using Key = typename KeyOf<U>::Type;
@@ -236,9 +237,9 @@ HC_DEVICE void search(const Tiles<U>& t, Search* s, uint64_t* histogram, bool ze
 }  // namespace
 }  // namespace hybridcomp
 
-// The range of keys to begin with. Of the sample (`groups` of neighbours; 0: all elements, at most 16,384)
-// `first` elements, or a few more, reach the lower end (0: it is zero), and `second`, or a few less, the key
-// below the upper one (0: it is above all keys). One block.
+// Find the range of keys to begin with, from the sample (`groups` of neighbours; 0: all elements, at most
+// 16,384). `first` of its elements, or a few more, reach the lower end (0: it is zero), and `second`, or a
+// few less, the key below the upper end (0: it is above all keys). One block.
 #define HC_SAMPLE(bits, U)                                                                         \
   HC_KERNEL(hybridcomp::kSampleThreads)                                                            \
   sparse_sample_##bits(const U* src, std::uint64_t n, std::uint32_t groups, std::uint32_t first,   \
@@ -247,7 +248,8 @@ HC_DEVICE void search(const Tiles<U>& t, Search* s, uint64_t* histogram, bool ze
   }
 HC_EACH_SIZE(HC_SAMPLE)
 
-// topk != 0: with the search's first step; else what reaches the limit is taken, and no more is done.
+// Filter the candidates. topk != 0: with the search's first step; else the elements that reach the limit are
+// taken, and no more is done.
 #define HC_FILTER(bits, U)                                                                                   \
   HC_KERNEL(hybridcomp::kThreads)                                                                            \
   sparse_filter_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room,  \

@@ -1,31 +1,31 @@
-// What is sent, from the tensor's tiles to the message: counts, indices, values, and the header of the
-// message that the values are.
+// Writing of the elements sent, from the tensor's tiles to the message: counts, indices, values, and the
+// header of the message that the values make.
 #include "common/message.cuh"
 #include "sparse/sparse.cuh"
 
 namespace hybridcomp {
 namespace {
 
-constexpr uint32_t kEach = 4;           // index blocks of a thread at a time, where they are summed up
+constexpr uint32_t kEach = 4;           // index blocks of a thread at a time, in sums over index blocks
 constexpr uint32_t kPartly = 1u << 31;  // not all of a tile's ties are sent
 static_assert(kWarps * kBatch == kTilesOfBlock, "a block takes an index block, each warp a batch");
 
-// Of each index block.
+// Numbers of each index block.
 struct Blocks {
   uint32_t* above;     // elements with key >= all
-  uint32_t* ties;      // with key == tie; then those of them that are sent
+  uint32_t* ties;      // elements with key == tie; then those of them that are sent
   uint64_t* values;    // elements sent of the blocks before it
   uint64_t* sections;  // bytes of their sections
 };
 
-// Elements of a tile that are sent: those above the tie and the ties, of which not all may be.
+// Numbers of a tile's elements above the tie, and of its ties, of which perhaps not all are sent.
 struct Chosen {
   uint32_t above, ties;
 };
 HC_DEVICE Chosen unpacked(uint32_t c) { return {c & 0xFFFFu, c >> 16}; }
 
-// Where each index block's section and values begin; the counts, the prefix and the payload's length. By one
-// block of kThreads.
+// Find the starts of each index block's section and values; write the counts, the prefix and the payload's
+// length. By one block of kThreads.
 HC_DEVICE void place_blocks(const Blocks& blocks, uint64_t n, uint32_t element, uint64_t left_ties,
                             uint8_t* payload, Search* s, unsigned long long* sums) {
   const uint64_t number = blocks_of(n);
@@ -73,11 +73,11 @@ HC_DEVICE void place_blocks(const Blocks& blocks, uint64_t n, uint32_t element, 
   reinterpret_cast<uint64_t*>(payload)[1] = s->index_bytes;
 }
 
-// Count what is sent of every tile and index block; the last block places them.
+// Count the elements sent of every tile and index block; the last block places them.
 template <typename U>
 HC_DEVICE void count(const Tiles<U>& t, uint32_t* chosen, const Blocks& blocks, uint8_t* payload, Search* s) {
   using Key = typename KeyOf<U>::Type;
-  HC_SHARED(uint32_t, tiles, kTilesOfBlock);  // packed
+  HC_SHARED(uint32_t, tiles, kTilesOfBlock);  // above and ties, packed
   HC_SHARED(uint32_t, shared, 1);
   HC_SHARED(unsigned long long, sums, kWarps);
   const Sent sent = sent_of(s);
@@ -121,7 +121,7 @@ HC_DEVICE void count(const Tiles<U>& t, uint32_t* chosen, const Blocks& blocks, 
   if (last_to_arrive(s, shared)) place_blocks(blocks, t.n, sizeof(U), sent.ties, payload, s, sums);
 }
 
-// The first `count` of the bits set.
+// Return the first `count` of the bits set.
 HC_DEVICE uint32_t first_bits(uint32_t bits, uint32_t count) {
   if (static_cast<uint32_t>(__popc(bits)) <= count) return bits;
   uint32_t kept = 0;
@@ -129,8 +129,8 @@ HC_DEVICE uint32_t first_bits(uint32_t bits, uint32_t count) {
   return kept;
 }
 
-// Which elements of a tile are sent: bit i of a lane's word is element 32 * lane + i. `words` is 64 words of
-// shared memory of this warp; `ties` of the tile's ties are sent.
+// Return which elements of a tile are sent: bit i of a lane's word is element 32 * lane + i. `words` is 64
+// words of shared memory of this warp; `ties` of the tile's ties are sent.
 template <typename U>
 HC_DEVICE uint32_t words_of(const Tiles<U>& t, uint64_t tile, const Sent& s, uint32_t ties, bool stored,
                             uint32_t* words) {
@@ -193,11 +193,11 @@ HC_DEVICE void write_list(const Tiles<U>& t, uint64_t tile, uint32_t word, bool 
   }
 }
 
-// Offsets of an index block's tiles among its elements that are sent, and how many ties each sends. By a
-// warp.
+// Find the offsets of an index block's tiles among its elements that are sent, and how many ties each sends.
+// By a warp.
 HC_DEVICE void place_tiles(const uint32_t* chosen, uint64_t first, uint64_t tiles, uint32_t sent,
                            uint32_t* offsets, uint32_t* quotas) {
-  const uint64_t tile = first + 2 * lane_of();  // two of each lane
+  const uint64_t tile = first + 2 * lane_of();  // each lane has two
   const Chosen a = unpacked(tile < tiles ? chosen[tile] : 0);
   const Chosen b = unpacked(tile + 1 < tiles ? chosen[tile + 1] : 0);
   uint32_t before = warp_scan(a.ties + b.ties) - a.ties - b.ties;
@@ -213,13 +213,13 @@ HC_DEVICE void place_tiles(const uint32_t* chosen, uint64_t first, uint64_t tile
   quotas[2 * lane_of() + 1] = other | (other && other < b.ties ? kPartly : 0);
 }
 
-// What a lane has of a batch of tiles.
+// A lane's elements of a batch of tiles.
 template <typename U>
 struct Batch {
   U x[kBatch];
   uint32_t places[kBatch];
-  uint32_t here;   // of which tiles it has an element
-  uint32_t small;  // which tiles are in the lanes as a whole
+  uint32_t here;   // tiles of which the lane has an element
+  uint32_t small;  // tiles that are in the lanes as a whole
 };
 
 template <typename U>
@@ -248,7 +248,7 @@ HC_DEVICE uint32_t write_batch(const Batch<U>& batch, const Sent& s, const uint3
                                const uint32_t* quotas, uint32_t place, uint16_t* indices, uint8_t* values,
                                uint32_t* words) {
   using Key = typename KeyOf<U>::Type;
-  uint32_t picked = 0, rest = 0, sums[kBatch / 4] = {};  // no more than 32 of a tile: a byte is enough
+  uint32_t picked = 0, rest = 0, sums[kBatch / 4] = {};  // at most 32 of a tile: a byte is enough
 #pragma unroll
   for (uint32_t j = 0; j < kBatch; ++j) {
     const bool whole = (batch.small >> j & 1u) && !(quotas[j] & kPartly);
@@ -289,8 +289,8 @@ HC_DEVICE void write_bits(uint8_t* bitmap, uint32_t tile_in_block, uint32_t end,
   }
 }
 
-// Sections and values, an index block at a time. Values follow the index section and a header's room, or go
-// to `values`.
+// Write sections and values, an index block at a time. Values follow the index section and a header's room,
+// or go to `values`.
 template <typename U>
 HC_DEVICE void write(const Tiles<U>& t, const uint32_t* chosen, const Blocks& blocks, uint8_t* payload,
                      uint8_t* values, const Search* s) {
@@ -301,7 +301,7 @@ HC_DEVICE void write(const Tiles<U>& t, const uint32_t* chosen, const Blocks& bl
   const uint64_t tiles = tiles_of(t.n), number = blocks_of(t.n);
   uint8_t* const sections = payload + kPrefix + 4 * number;
   uint32_t* const mine = words + warp_of() * kBatch * 32;
-  const uint32_t at = warp_of() * kBatch;  // of its index block's tiles
+  const uint32_t at = warp_of() * kBatch;  // the warp's first tile in its index block
   if (!values) values = payload + kPrefix + s->index_bytes + sizeof(Header);
   for (uint64_t block = blockIdx.x; block < number; block += gridDim.x) {
     const uint64_t first = block * kTilesOfBlock;
@@ -334,7 +334,7 @@ HC_DEVICE void write(const Tiles<U>& t, const uint32_t* chosen, const Blocks& bl
 
 }  // namespace
 
-// The header of the values as they are: a message of `none` after the index section.
+// Write the header of values that go as they are: a message of `none` after the index section.
 HC_KERNEL(kCrcThreads)
 sparse_seal(uint8_t* payload, void* search, uint32_t dtype, uint32_t element, uint32_t params) {
   HC_SHARED(CrcShared, shared, 1);
@@ -362,7 +362,7 @@ sparse_place(uint8_t* payload, void* search, const uint8_t* message, uint64_t si
   to[4 * whole + global_thread()] = message[4 * whole + global_thread()];
 }
 
-// The payload's length with that message.
+// Find the payload's length with that message.
 HC_KERNEL(32)
 sparse_length(void* search, uint64_t size, const uint64_t* total) {
   Search* const s = static_cast<Search*>(search);

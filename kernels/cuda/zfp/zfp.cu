@@ -1,14 +1,14 @@
 // zfp's fixed-rate streams of one dimension (codec `zfp`): a thread codes a block of four values. Blocks of
 // 32 or 64 bits are a word of their own; others share words with their neighbours and are put together in
-// shared memory, 64 of them at a time, which fill whole 64-bit words whatever the rate is.
+// shared memory, 64 of them at a time, which fill whole 64-bit words at every rate.
 #include "zfp/zfp.cuh"
 
 namespace hybridcomp {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr uint32_t kUnit = 64;       // blocks
-constexpr uint64_t kPrefixWord = 1;  // of 64 bits: what the payload begins with
+constexpr uint32_t kUnit = 64;       // blocks put together at a time
+constexpr uint64_t kPrefixWord = 1;  // 64-bit words of the payload's prefix
 
 HC_DEVICE uint64_t blocks_in(uint64_t n) { return n / 4 + (n % 4 != 0); }
 
@@ -25,7 +25,7 @@ HC_DEVICE void load_block(const StorageOf<D>* src, uint64_t n, uint64_t block, b
     }
     return;
   }
-  const uint64_t m = n - block * 4;  // as zfp fills a partial block
+  const uint64_t m = n - block * 4;  // a partial block is filled as zfp does
   v[0] = loaded<D>(from[0]);
   v[1] = m > 1 ? loaded<D>(from[1]) : v[0];
   v[2] = m > 2 ? loaded<D>(from[2]) : v[1];
@@ -54,7 +54,7 @@ HC_DEVICE void write_prefix(uint64_t* payload, uint32_t bits) {
   if (global_thread() == 0) payload[0] = bits;
 }
 
-// Blocks of as many bits as W has. The last 64-bit word's other half, if there is one, is zero.
+// Encode blocks of as many bits as W has. The last 64-bit word's other half, if there is one, is zero.
 template <DTypeCode D, typename W>
 HC_DEVICE void encode_words(const void* from, uint64_t* payload, uint64_t n, const uint32_t* codes) {
   const StorageOf<D>* const src = static_cast<const StorageOf<D>*>(from);
@@ -138,7 +138,7 @@ HC_DEVICE void decode_any(const uint64_t* payload, void* to, uint64_t n, uint32_
 }  // namespace
 }  // namespace hybridcomp
 
-// `bits` of a block; 32 and 64 have kernels of their own, which take it for granted.
+// `bits` is the bits of a block; 32 and 64 have kernels of their own, which do not read it.
 #define HC_ZFP_ENCODE_WORDS(name, D, W)                                           \
   HC_KERNEL(hybridcomp::kThreads)                                                 \
   name(const void* src, std::uint64_t* payload, std::uint64_t n, std::uint32_t) { \

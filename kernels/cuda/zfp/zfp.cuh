@@ -13,12 +13,13 @@ constexpr int kGroup = 8;  // planes of a word
 
 // -- tables ------------------------------------------------------------------------------------------------
 
-constexpr uint32_t kPairs = 5 * 256;  // by the known values (above) and two planes
+constexpr uint32_t kPairs = 5 * 256;  // indexed by the known values (high bits) and two planes
 constexpr uint32_t kSingles = 5 * 16;
 constexpr uint32_t kCodes = kPairs + kSingles;
-constexpr uint32_t kPlaneCodes = 4 * 128;  // by the known values, not yet all four, and a code's bits
+constexpr uint32_t kPlaneCodes = 4 * 128;  // indexed by the known values, not yet all four, and a code's bits
 
-// Entries are code | length << 16 | known << 24. By all threads of a block; ends with a barrier.
+// Fill the codes' tables: entries are code | length << 16 | known << 24. By all threads of a block; ends with
+// a barrier.
 HC_DEVICE void zfp_fill_codes(uint32_t* codes) {
   uint32_t* const singles = codes + kPairs;
   for (uint32_t i = threadIdx.x; i < kSingles; i += blockDim.x) {
@@ -35,7 +36,7 @@ HC_DEVICE void zfp_fill_codes(uint32_t* codes) {
   __syncthreads();
 }
 
-// Entries are plane | length << 4 | known << 8.
+// Fill the planes' table: entries are plane | length << 4 | known << 8.
 HC_DEVICE void zfp_fill_planes(uint32_t* planes) {
   for (uint32_t i = threadIdx.x; i < kPlaneCodes; i += blockDim.x) {
     const ZfpPlane p = zfp_plane_bits(i & 127u, i >> 7);
@@ -46,15 +47,15 @@ HC_DEVICE void zfp_fill_planes(uint32_t* planes) {
 
 // -- eight planes as nibbles -------------------------------------------------------------------------------
 
-// Swap the bits at `mask` with those `distance` above.
+// Swap the bits at `mask` with those `Distance` above.
 template <int Distance>
 HC_DEVICE uint32_t swap_bits(uint32_t x, uint32_t mask) {
   const uint32_t t = (x ^ (x >> Distance)) & mask;
   return x ^ t ^ (t << Distance);
 }
 
-// The planes of the top bytes: bit b of a place becomes nibble 7 - b. The values' bits of an index go from
-// the top of the place to its bottom by three swaps, which wants values 0, 2, 1, 3 from the lowest byte.
+// Return the planes of the top bytes: bit b of a place becomes nibble 7 - b. The values' bits of an index go
+// from the top of the place to its bottom by three swaps, which need values 0, 2, 1, 3 from the lowest byte.
 HC_DEVICE uint32_t nibbles_of(const uint32_t u[4]) {
   const uint32_t low = __byte_perm(u[3], u[1], 0x0073), high = __byte_perm(u[2], u[0], 0x0073);
   uint32_t x = __brev(__byte_perm(low, high, 0x5410));
@@ -85,17 +86,17 @@ HC_DEVICE uint64_t with_byte(uint64_t u, uint32_t x) {
   return (u << 8) | ((x >> (8 * Byte)) & 255u);
 }
 
-// -- writers of a block's bits: what does not fit is cut off
+// -- writers of a block's bits: bits that do not fit are cut off
 // -------------------------------------------------
 
-// To a word W, all of which the block fills.
+// Writer to a word W, all of which the block fills.
 template <typename W>
 struct WordWriter {
   W word = 0;
   uint32_t fill = 0;
 
   __device__ __forceinline__ bool full() const { return fill >= 8 * sizeof(W); }
-  // Append the low `count` bits (0 to 32) of `value`, whose others are zero.
+  // Append the low `count` bits (0 to 32) of `value`; its other bits are zero.
   __device__ __forceinline__ void put(uint32_t value, uint32_t count) {
     if (!full()) word |= static_cast<W>(value) << fill;
     fill += count;
@@ -103,7 +104,7 @@ struct WordWriter {
   __device__ __forceinline__ void finish() {}
 };
 
-// To shared memory, where the words at a block's ends are its neighbours' too; all zero before.
+// Writer to shared memory, where the words at a block's ends are its neighbours' too; all are zero before.
 struct StageWriter {
   uint32_t* to;
   uint64_t word = 0;
@@ -142,14 +143,14 @@ struct WordReader {
   }
 };
 
-// From 32-bit words of the stream, of which there are `end`.
+// Reader of 32-bit words of the stream, of which there are `end`.
 struct StreamReader {
   const uint32_t* words;
   uint64_t at, end;     // the next word to read
   uint64_t window = 0;  // the next bits
-  uint32_t have = 0;    // of them: 32 or more
+  uint32_t have = 0;    // bits in the window: 32 or more
   uint32_t low, offset;
-  int32_t rest;  // of the block, not in the window yet
+  int32_t rest;  // bits of the block that are not in the window yet
 
   __device__ __forceinline__ StreamReader(const uint32_t* stream, uint64_t count, uint64_t bit, uint32_t bits)
       : words(stream),
@@ -189,7 +190,7 @@ struct StreamReader {
 
 // -- a block -----------------------------------------------------------------------------------------------
 
-// zfp_fixed of a block's values, by a product that is exact or below 1 where the power of two is a number.
+// Do zfp_fixed of a block's values, by a product that is exact or below 1 where the power of two is a number.
 template <typename T>
 HC_DEVICE void zfp_integers(const T v[4], int e, typename Real<T>::Bits u[4]) {
   using Bits = typename Real<T>::Bits;
@@ -204,12 +205,12 @@ HC_DEVICE void zfp_integers(const T v[4], int e, typename Real<T>::Bits u[4]) {
   }
 }
 
-// Planes of a block: a float's has them all, whatever its exponent is.
+// Return the planes of a block: a float's has them all, whatever its exponent is.
 template <typename T>
 HC_DEVICE int planes_of(int e) {
   return sizeof(T) == 4 ? Zfp<T>::kPlanes : zfp_planes<T>(e);
 }
-// Of `left` of them those in the next word.
+// Return how many of `left` planes are in the next word.
 template <typename T>
 HC_DEVICE int planes_here(int left) {
   return sizeof(T) == 4 || left > kGroup ? kGroup : left;
@@ -248,7 +249,7 @@ HC_DEVICE void zfp_encode(const T v[4], const uint32_t* codes, Writer& out) {
       }
     } else if (known == 4) {
       out.put(nibbles, 32);
-    } else {  // to the group's end without a branch, though some lanes' values may be known before
+    } else {  // to the group's end without a branch, though some lanes' values may all be known before
 #pragma unroll
       for (int i = 0; i < kGroup; i += 2) {
         const uint32_t code = codes[known * 256 + ((nibbles >> (4 * i)) & 255u)];
@@ -271,7 +272,7 @@ HC_DEVICE void zfp_decode(Reader& in, uint32_t bits, const uint32_t* planes, T v
   }
   const int e = static_cast<int>(head >> 1) & kZfpMaxExponent<T>;
   in.skip(kZfpHeaderBits<T>);
-  int missing = kZfpHeaderBits<T> - static_cast<int>(bits);  // bits that were taken and that are not there
+  int missing = kZfpHeaderBits<T> - static_cast<int>(bits);  // bits that were taken past the block's end
   Bits u[4] = {0, 0, 0, 0};
   uint32_t known = 0;
   int shift = Zfp<T>::kPlanes;
@@ -287,7 +288,7 @@ HC_DEVICE void zfp_decode(Reader& in, uint32_t bits, const uint32_t* planes, T v
       before = known;
       known = entry >> 8;
     }
-    if (missing > 0 && before < 4) {  // the last of these planes took bits that are not there
+    if (missing > 0 && before < 4) {  // the last of these planes took bits past the end
       const uint32_t plane = (nibbles >> (4 * i - 4)) & 15u;
       nibbles ^= (plane ^ zfp_cut_run(plane, before, missing)) << (4 * i - 4);
     }

@@ -14,10 +14,10 @@
 namespace hybridcomp::engine {
 namespace {
 
-constexpr double kPatience = 4;       // times as long does one sleep who is woken
-constexpr int kDoubts = 16;           // short sleeps after one that nothing has ended in time
-constexpr int kMostDoubts = 4096;     // after many such ones: messages come by other ways
-constexpr std::size_t kMostKept = 8;  // descriptors: MPI has one or two
+constexpr double kPatience = 4;       // a sleep that arrivals end may be so many times as long
+constexpr int kDoubts = 16;           // short sleeps after one that ended too late
+constexpr int kMostDoubts = 4096;     // after many late ones: messages come by other ways
+constexpr std::size_t kMostKept = 8;  // descriptors kept at most: MPI has one or two
 
 std::vector<int> event_queues() {
   std::vector<int> found;
@@ -40,7 +40,7 @@ Arrivals& Arrivals::of_process() {
   return arrivals;
 }
 
-// Copies, so that a number that is closed and used again is never taken for what it was.
+// Copies are kept, so that a number that is closed and used again is never taken for the old descriptor.
 Arrivals::Arrivals(const std::vector<int>& descriptors) : next_doubts_(kDoubts) {
   for (const int descriptor : descriptors) {
     if (copies_.size() == kMostKept) break;
@@ -60,7 +60,7 @@ void Nap::sleep(double pause, double longest) {
   std::size_t count = 0;
   if (also_ >= 0) polled[count++] = {also_, POLLIN, 0};
   // After a waking in vain the rest of a message comes soon: a look for every packet would cost more than it
-  // brings.
+  // gains.
   const bool watches = !in_vain_ && !arrivals_.copies_.empty();
   in_vain_ = false;
   if (watches) {
@@ -79,7 +79,7 @@ void Nap::sleep(double pause, double longest) {
 
 void Nap::looked(bool found) {
   if (last_ == Last::kWoken) in_vain_ = !found;
-  // It may have been there for long.
+  // The message may have been there for long.
   if (last_ == Last::kSlept && found) arrivals_.late();
   if (last_ == Last::kWoken && found) arrivals_.next_doubts_.store(kDoubts, std::memory_order_relaxed);
   last_ = Last::kNone;

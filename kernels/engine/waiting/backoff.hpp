@@ -1,4 +1,4 @@
-// How long to leave MPI alone between two looks at what it has not done yet.
+// Pauses between two looks at requests that MPI has not done yet.
 #pragma once
 
 #include <sched.h>
@@ -10,19 +10,19 @@
 
 namespace hybridcomp::engine {
 
-// In seconds: how long to give way, and how long to sleep then: a share of the time that nothing has
-// happened.
+// Seconds for which a waiting thread gives way, and then the length of its sleeps: a `share` of the time that
+// nothing has happened, from `least` to `most` seconds.
 struct Pace {
   double yielding, least, most, share;
 
   double pause(double quiet) const { return std::max(0.0, std::min(std::max(least, quiet * share), most)); }
 };
 
-// Gives way at first, as what is short may be here any moment; by the clock, so that few looks are made
-// where the core is wanted by others. Then sleeps.
+// Wait of one thread: it gives way at first, since a short operation may end any moment, for a time by the
+// clock, so that it looks rarely where other threads want the core. Then it sleeps.
 class Backoff {
  public:
-  // `quiet`: seconds for which nothing has happened already; `also`: as of Nap.
+  // `quiet`: seconds for which nothing has happened already; `also`: as in Nap.
   explicit Backoff(const Pace& pace, double quiet = 0, int also = -1)
       : pace_(pace), quiet_(quiet), nap_(also) {}
 
@@ -39,7 +39,7 @@ class Backoff {
       nap_.sleep(std::min(pace_.pause(quiet), left), left);
   }
 
-  // A look has found what was waited for.
+  // Note that a look has found what was waited for.
   void found() { nap_.looked(true); }
 
  private:

@@ -1,4 +1,4 @@
-// The clock that waiting goes by, and sleeps to a microsecond.
+// Clock of all waiting, and sleeps that are exact to a microsecond.
 #pragma once
 
 #include <time.h>
@@ -7,7 +7,7 @@ namespace hybridcomp::engine {
 
 double now();  // seconds of CLOCK_MONOTONIC
 
-// What the calls of the kernel take for so many seconds; no less than none.
+// Return so many seconds, at least zero, as the kernel's calls take them.
 timespec time_of(double seconds);
 
 // Have this thread's sleeps end in time: they end 50 us late unless a thread asks for better.

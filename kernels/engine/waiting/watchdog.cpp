@@ -49,13 +49,14 @@ WatchedThread::~WatchedThread() { own.end(); }
 void InsideMpi::enter() { own.enter(); }
 void InsideMpi::leave() { own.leave(); }
 
-// Never destroyed: threads end after it.
+// Return the one watchdog. It is never destroyed: threads end after it.
 Watchdog& Watchdog::instance() {
   static Watchdog* const one = new Watchdog;
   return *one;
 }
 
-// A child that is forked has no such thread, but what its parent watches, which it destroys.
+// A forked child has no such thread, but has its parent's watched objects, which it destroys: so it must be
+// able to take the lock.
 Watchdog::Watchdog() {
   pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                  [] { instance().mutex_.unlock(); });
@@ -93,7 +94,8 @@ void Watchdog::run() {
     for (Watched* one : watched_) {
       const double until = one->until_.load(std::memory_order_acquire);
       one->late_ = until > 0 && until == one->seen_until_ && now() > until ? one->late_ + 1 : 0;
-      // Not the same call: MPI may give up connecting after seconds, and the next send begins again.
+      // The looks need not see the same call: MPI may give up connecting after seconds, and the next send
+      // begins again.
       one->inside_ = one->inside_mpi_.load(std::memory_order_relaxed) ? one->inside_ + 1 : 0;
       one->seen_until_ = until;
       if (one->late_ >= looks_ && (!latest || one->seen_until_ < latest->seen_until_)) latest = one;
@@ -112,8 +114,8 @@ void Watchdog::end(const Watched& one) const {
   const char* at = text.data();
   for (ssize_t left = static_cast<ssize_t>(text.size()), n = 0; left > 0; left -= n, at += n)
     if ((n = write(STDERR_FILENO, at, static_cast<std::size_t>(left))) <= 0) break;
-  // By a signal: mpiexec (MPICH 5.0.2) may learn that a process has exited before it sees its socket closed,
-  // and then leaves the other ranks alone, unless a signal has ended it.
+  // The process ends by a signal: mpiexec (MPICH 5.0.2) may learn that a process has exited before it sees
+  // its socket closed, and then leaves the other ranks alone, unless a signal has ended it.
   kill(getpid(), SIGKILL);
   while (true) pause();
 }

@@ -1,7 +1,7 @@
 // End the process where a call of MPI does not come back.
 //
 // MPICH (5.0.2) connects without end, in any call that sends, to a rank that does not answer or has gone.
-// What else this process does waits for the caller then, which cannot report it.
+// The process's other work then waits for the caller, which cannot report the fault.
 #pragma once
 
 #include <atomic>
@@ -11,15 +11,15 @@
 
 namespace hybridcomp::engine {
 
-// What has a time limit, and is watched until this is destroyed.
+// An operation with a time limit, watched until this is destroyed.
 class Watched {
  public:
-  explicit Watched(double until);  // by now(); 0 is none
+  explicit Watched(double until);  // time limit, by now(); 0 for none
   virtual ~Watched();
   Watched(const Watched&) = delete;
   Watched& operator=(const Watched&) = delete;
 
-  // For error messages; may be called in any thread, without Python's lock.
+  // Return the operation's name for error messages; any thread may call this, without Python's lock.
   virtual std::string name() const = 0;
 
  protected:
@@ -29,10 +29,10 @@ class Watched {
  private:
   friend class Watchdog;
   double seen_until_ = 0;
-  int late_ = 0, inside_ = 0;  // looks, one after the other, that have seen it so
+  int late_ = 0, inside_ = 0;  // looks in a row that have seen it late, or inside MPI
 };
 
-// An operation that a thread posts, and waits for, until this is destroyed. `name` lives as long.
+// An operation that a thread posts and waits for until this is destroyed. `name` must live as long.
 class WatchedThread {
  public:
   WatchedThread(const std::string& name, double until);
@@ -53,7 +53,7 @@ class InsideMpi {
   static void leave();
 };
 
-// The thread that looks at all that is watched, and calls nothing of MPI's.
+// Thread that looks at all watched operations, and never calls MPI.
 //
 // Looks are counted, not seconds: a process that was stopped, or had no processor, gets the time that it
 // missed.
@@ -61,8 +61,9 @@ class Watchdog {
  public:
   static Watchdog& instance();
 
-  // Look from now on, if there is a thread for it. Where something is past its limit, and a thread inside
-  // MPI, for `looks` that are so many seconds apart, the process ends. `who` it is, for the message.
+  // Look from now on, if a thread can be started. The process ends once an operation is past its limit, and a
+  // thread inside MPI, for `looks` looks that are `between` seconds apart. `who` names the process in the
+  // message.
   void start(const std::string& who, double between, int looks);
 
   void add(Watched* one);
@@ -73,7 +74,7 @@ class Watchdog {
   void run();
   [[noreturn]] void end(const Watched& one) const;
 
-  std::mutex mutex_;  // of what is watched
+  std::mutex mutex_;  // guards the watched operations
   std::unordered_set<Watched*> watched_;
   std::string who_;
   double between_ = 0;

@@ -49,7 +49,7 @@ HC_HD double float_of(std::uint64_t bits) {
   return v.f;
 }
 
-// What the kernels need to know of a computing type: float, or double for double messages.
+// Constants of a computing type that the kernels need: float, or double for double messages.
 template <typename T>
 struct Real;
 
@@ -75,7 +75,8 @@ struct Real<double> {
   static constexpr Bits kRoundBits = 0x4338000000000000ull;  // 1.5 * 2^52
 };
 
-// |x| as an integer: ordered like the magnitudes, with infinity above every number and NaN above infinity.
+// Return |x| as an integer: ordered like the magnitudes, with infinity above every number and NaN above
+// infinity.
 HC_HD std::uint32_t magnitude(float x) { return bits_of(x) & Real<float>::kMagnitude; }
 HC_HD std::uint64_t magnitude(double x) { return bits_of(x) & Real<double>::kMagnitude; }
 
@@ -83,13 +84,13 @@ HC_HD std::uint64_t magnitude(double x) { return bits_of(x) & Real<double>::kMag
 
 template <typename T>
 struct BlockScale {
-  T stored;   // what the message holds: value = q * stored
+  T stored;   // scale in the message: value = q * stored
   T inverse;  // q = rint(x * inverse); 0 where every q is 0
 };
 
-// The scale of a block whose largest magnitude is `peak`, for integers of -limit .. limit.
-// Not finite: stored is NaN, so that the whole block decodes to NaN. Tiny: zero, so that neither the scale
-// nor a product is ever denormal and flush-to-zero modes change nothing. Sources of rounding: two divisions.
+// Return the scale of a block whose largest magnitude is `peak`, for integers of -limit .. limit. Not finite:
+// stored is NaN, so that the whole block decodes to NaN. Tiny: zero, so that neither the scale nor a product
+// is ever denormal and flush-to-zero modes change nothing. Sources of rounding: two divisions.
 template <typename T>
 HC_HD BlockScale<T> block_scale(typename Real<T>::Bits peak, T limit) {
   if (peak >= Real<T>::kInfinity) return {float_of(Real<T>::kNan), T(0)};
@@ -101,9 +102,10 @@ HC_HD BlockScale<T> block_scale(typename Real<T>::Bits peak, T limit) {
   return {stored, limit / largest};
 }
 
-// rint(x * inverse) as the low bits of an integer. Adding 1.5 * 2^(mantissa bits) rounds to nearest even and
-// leaves the integer in the low bits of the sum. |x * inverse| is at most limit * (1 + 2^-22), which rounds
-// to at most limit: no clamp is needed. With a non-finite x the caller has inverse = 0 and masks the result.
+// Return rint(x * inverse) as the low bits of an integer. Adding 1.5 * 2^(mantissa bits) rounds to nearest
+// even and leaves the integer in the low bits of the sum. |x * inverse| is at most limit * (1 + 2^-22), which
+// rounds to at most limit: no clamp is needed. With a non-finite x the caller has inverse = 0 and masks the
+// result.
 HC_HD std::int32_t quantized(float x, float inverse) {
   return static_cast<std::int32_t>(bits_of(x * inverse + float_of(Real<float>::kRoundBits)));
 }
@@ -111,7 +113,7 @@ HC_HD std::int64_t quantized(double x, double inverse) {
   return static_cast<std::int64_t>(bits_of(x * inverse + float_of(Real<double>::kRoundBits)));
 }
 
-// Two signed 4-bit integers in a byte, and back.
+// Pack two signed 4-bit integers into a byte, and unpack them.
 HC_HD std::uint8_t pack_nibbles(std::int32_t low, std::int32_t high) {
   return static_cast<std::uint8_t>((low & 15) | ((high & 15) << 4));
 }
@@ -160,8 +162,8 @@ HC_HD std::uint16_t float_to_bfloat_bits(std::uint32_t f) {
   return static_cast<std::uint16_t>((f & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded);
 }
 
-// A double as a float rounded to odd: rounding that to nearest even in a shorter type gives what rounding the
-// double there in one step would. NaN stays NaN.
+// Return a double as a float rounded to odd: rounding that to nearest even in a shorter type gives the same
+// as rounding the double there in one step. NaN stays NaN.
 HC_HD std::uint32_t double_to_float_bits_odd(std::uint64_t d) {
   const std::uint32_t sign = static_cast<std::uint32_t>(d >> 32) & 0x80000000u;
   const std::uint64_t a = d & 0x7FFFFFFFFFFFFFFFull;

@@ -1,5 +1,5 @@
-// Which bits of a Bloom filter stand for an element. One source for host and device, so that all ranks set
-// and find the same.
+// Bits of a Bloom filter that stand for an element. One source for host and device, so that all ranks set and
+// find the same.
 #pragma once
 
 #include "random.hpp"
@@ -8,7 +8,7 @@ namespace hybridcomp {
 
 constexpr std::uint32_t kMostBloomHashes = 32;
 
-// The two keys that an element's probes are drawn with; those below are the count sketch's.
+// The two keys with which an element's probes are drawn; smaller key numbers are the count sketch's.
 struct BloomKeys {
   RandomKey first, second;
 };
@@ -26,7 +26,7 @@ HC_HD BloomProbes bloom_probes(BloomKeys keys, std::uint32_t element) {
   return {random_bits(keys.first, element), random_bits(keys.second, element) | 1u};
 }
 
-// The bit of a filter of `bits` bits that a probe means.
+// Return the bit that a probe stands for in a filter of `bits` bits.
 HC_HD std::uint32_t bloom_bit(std::uint32_t probe, std::uint32_t bits) {
   return static_cast<std::uint32_t>((static_cast<std::uint64_t>(probe) * bits) >> 32);
 }

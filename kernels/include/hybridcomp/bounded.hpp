@@ -1,5 +1,5 @@
-// The rules of error-bounded compression (codec `bounded`), for host and device: the step, the integers, the
-// values that they decode to, the check of each, and how a block is coded.
+// Rules of error-bounded compression (codec `bounded`), for host and device: the step, the integers, the
+// values that they decode to, the check of each, and the code of a block.
 //
 // An element x becomes q = rint(x / step) and decodes to y = q * step. `step` is a little less than twice the
 // bound, so that the roundings of x / step and of y do not push |x - y| over it; for fp16 and bf16 it is a
@@ -14,21 +14,21 @@ namespace hybridcomp {
 
 constexpr std::size_t kBoundedBlock = 64;  // elements of a block; a bit plane of one is 8 bytes
 
-// How a block is coded: one byte. 0 .. 31: so many bit planes of its integers. 32 + (0 .. 31): its first
-// integer (int32), then the bit planes of each integer's difference to the one before it; the first
-// difference is 0.
+// Code of a block, one byte. 0 .. 31: so many bit planes of its integers. 32 + (0 .. 31): its first integer
+// (int32), then the bit planes of each integer's difference to the one before it; the first difference is 0.
 constexpr std::uint8_t kBoundedDelta = 32;
 constexpr std::uint8_t kBoundedRaw = 64;       // the elements as they are
-constexpr std::uint8_t kBoundedConstant = 65;  // one element, which all the others are equal to bit for bit
+constexpr std::uint8_t kBoundedConstant = 65;  // one element, to which all others are equal bit for bit
 constexpr std::size_t kBoundedSample = 16;     // elements that tell whether differences may pay
 
-// How the integers of a message are coded. Those of blocks alone are coded on devices, too.
+// Coder of a message's integers. Only kBoundedPlanes is coded on devices, too.
 enum BoundedCoderCode : std::uint32_t { kBoundedPlanes = 0, kBoundedRows = 1, kBoundedHuffman = 2 };
 
-// Payload: this; then of blocks a code for each, and their bytes one after another.
+// Prefix of the payload; with kBoundedPlanes a code for each block follows, then the blocks' bytes one after
+// another.
 struct BoundedPrefix {
   double bound;         // absolute; at least 0
-  std::uint32_t block;  // elements of a block, a row or a chunk; kBoundedBlock of blocks
+  std::uint32_t block;  // elements of a block (kBoundedBlock), a row or a chunk
   std::uint32_t coder;  // a BoundedCoderCode
 };
 static_assert(sizeof(BoundedPrefix) == 16, "the prefix is 16 bytes on the wire");
@@ -66,7 +66,8 @@ HC_HD BoundedStep<double> bounded_step_double(double bound) {
   return {limit, step, 1.0 / step};
 }
 
-// `bound` is finite and at least 0; D is the elements' type, T what they are computed in.
+// Return the step of a bound, which is finite and at least 0; D is the elements' type, T their computing
+// type.
 template <DTypeCode D, typename T>
 HC_HD BoundedStep<T> bounded_step(double bound) {
   if constexpr (D == kFloat64)
@@ -75,8 +76,8 @@ HC_HD BoundedStep<T> bounded_step(double bound) {
     return bounded_step_float(bound, D != kFloat32);
 }
 
-// The absolute bound that `relative` makes of values from `low` to `high`, which are zero rather than
-// denormal; of no values (low > high) 0. Anything that a flush to zero could change makes a bound of 0.
+// Return the absolute bound for `relative` and values from `low` to `high`, which are zero rather than
+// denormal; 0 for no values (low > high). A bound that a flush to zero could change becomes 0.
 HC_HD double bounded_relative(double low, double high, double relative) {
   constexpr std::uint64_t kTiny = 0x0170000000000000ull;  // 2^-1000
   constexpr std::uint64_t kLargest = 0x7FEFFFFFFFFFFFFFull;
@@ -92,7 +93,7 @@ HC_HD double bounded_relative(double low, double high, double relative) {
   return magnitude(bound) > kLargest ? float_of(kLargest) : bound;
 }
 
-// rint(x * inverse); an integer of too many bits where that is too large or not a number.
+// Return rint(x * inverse); an integer of too many bits where that is too large or not a number.
 HC_HD std::int32_t bounded_integer(float x, float inverse) {
   const float v = x * inverse;
   const std::int32_t q =
@@ -105,7 +106,7 @@ HC_HD std::int32_t bounded_integer(double x, double inverse) {
   return magnitude(v) < 0x41D0000000000000ull ? static_cast<std::int32_t>(q) : INT32_MIN;  // 2^30
 }
 
-// In the place of an integer: the element is no integer's, and is kept as it is.
+// Stands in the place of an integer for an element that is kept as it is.
 constexpr std::int32_t kBoundedKept = INT32_MIN;
 
 template <typename T>
@@ -113,7 +114,7 @@ HC_HD T bounded_value(std::int32_t q, T step) {
   return static_cast<T>(q) * step;
 }
 
-// y as an element of type D holds it.
+// Return y as an element of type D holds it.
 template <DTypeCode D, typename T>
 HC_HD T bounded_stored(T y) {
   if constexpr (D == kFloat16)
@@ -124,14 +125,15 @@ HC_HD T bounded_stored(T y) {
     return y;
 }
 
-// |x - y| <= limit. The difference is exact wherever it could be near the limit: y is 0, or x is between y /
-// 2 and 2 y (for q = 1 or -1 only because the step is less than twice the limit, or a power of two).
+// Whether |x - y| <= limit. The difference is exact wherever it could be near the limit: y is 0, or x is
+// between y / 2 and 2 y (for q = 1 or -1 only because the step is less than twice the limit, or a power of
+// two).
 template <typename T>
 HC_HD bool bounded_holds(T x, T y, T limit) {
   return magnitude(x - y) <= bits_of(limit);
 }
 
-// A number with as many bits as q has in two's complement, sign included; 0 for 0.
+// Return a number with as many bits as q has in two's complement, sign included; 0 for 0.
 HC_HD std::uint32_t bounded_spread(std::int32_t q) {
   const std::uint32_t u = static_cast<std::uint32_t>(q);
   return u ^ (u + u);
@@ -145,7 +147,7 @@ HC_HD std::uint32_t bounded_bits(std::uint32_t x) {
 #endif
 }
 
-// The low `planes` bits of v (1 .. 31) as a signed integer.
+// Return the low `planes` bits of v (1 .. 31) as a signed integer.
 HC_HD std::int32_t bounded_signed(std::uint32_t v, std::uint32_t planes) {
   return static_cast<std::int32_t>(v << (32 - planes)) >> (32 - planes);
 }
@@ -159,14 +161,15 @@ HC_HD std::uint32_t bounded_bytes(std::uint8_t code, std::size_t m, std::size_t 
   return 0x8000u;
 }
 
-// Differences must save more than one plane: they take longer to decode.
+// Whether differences save enough: more than one plane, since they take longer to decode.
 HC_HD bool bounded_saves(std::uint32_t plain, std::uint32_t delta) {
   return bounded_bits(delta) + 1 < bounded_bits(plain);
 }
 
-// The code of a block of m elements whose values all hold; kBoundedRaw: all zeros and a constant have codes
-// of their own. `plain` is the "or" of its integers' spreads, `delta` of its differences': all of them if
-// those of the first kBoundedSample save, else anything that does not.
+// Return the code of a block of m elements whose values all hold. If it is kBoundedRaw, the caller gives
+// blocks of zeros and constant blocks their own codes. `plain` is the "or" of the integers' spreads, `delta`
+// of the differences': of all of them if those of the first kBoundedSample save, else any value that does
+// not.
 template <typename T>
 HC_HD std::uint8_t bounded_code(std::uint32_t plain, std::uint32_t delta, std::size_t m, std::size_t size) {
   const std::uint32_t planes = bounded_bits(plain), other = bounded_bits(delta);

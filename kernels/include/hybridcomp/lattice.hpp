@@ -1,5 +1,5 @@
-// The rounding rules of the shared-scale quantizer `lattice`: one scale for a whole tensor, the same on all
-// ranks, so that integers of different ranks add up. See arithmetic.hpp for what may be used here.
+// Rounding rules of the shared-scale quantizer `lattice`: one scale for a whole tensor, the same on all
+// ranks, so that integers of different ranks add up. See arithmetic.hpp for the operations allowed here.
 #pragma once
 
 #include "arithmetic.hpp"
@@ -7,14 +7,13 @@
 
 namespace hybridcomp {
 
-// The largest integer that one of `ranks` contributions may have for their sum to fit `bits` bits; 0: too
-// many.
+// Return the largest integer that one of `ranks` contributions may have for their sum to fit `bits` bits; 0:
+// too many ranks.
 HC_HD std::int32_t lattice_limit(int bits, std::uint32_t ranks) {
   return static_cast<std::int32_t>(((1u << (bits - 1)) - 1u) / ranks);
 }
 
-// The type that integers of `Bits` bits are computed in from values of type T: float's 24 bits do not
-// hold 32.
+// Type in which integers of `Bits` bits are computed from values of type T: float's 24 bits do not hold 32.
 template <typename T, int Bits>
 struct LatticeCompute {
   using Type = T;
@@ -24,28 +23,29 @@ struct LatticeCompute<float, 32> {
   using Type = double;
 };
 
-// The scale for a largest magnitude `peak` (as bits of T), in the computing type; widening it is exact.
+// Return the scale for a largest magnitude `peak` (as bits of T), in the computing type; widening it is
+// exact.
 template <typename T, int Bits>
 HC_HD BlockScale<typename LatticeCompute<T, Bits>::Type> lattice_scale(typename Real<T>::Bits peak,
                                                                        std::int32_t limit) {
   using C = typename LatticeCompute<T, Bits>::Type;
   if (sizeof(C) == sizeof(T))
     return block_scale<C>(static_cast<typename Real<C>::Bits>(peak), static_cast<C>(limit));
-  // Float into 32 bits: below 2^-90 zero, so that a denormal element of any tensor is less than half a step
-  // and modes that take it for zero change nothing.
+  // For float into 32 bits, a tensor with a peak below 2^-90 becomes zero, so that a denormal element of any
+  // tensor is less than half a step and modes that take it for zero change nothing.
   if (peak >= Real<T>::kInfinity) return {float_of(Real<C>::kNan), C(0)};
   if (peak < (Real<T>::kSmallest + (typename Real<T>::Bits(10) << 23))) return {C(0), C(0)};
   return block_scale<C>(magnitude(static_cast<C>(float_of(peak))), static_cast<C>(limit));
 }
 
-// The nearest integer to x * inverse, ties to even; -limit .. limit by the choice of the inverse.
+// Return the nearest integer to x * inverse, ties to even; -limit .. limit by the choice of the inverse.
 template <typename C>
 HC_HD std::int32_t lattice_nearest(C x, C inverse) {
   return static_cast<std::int32_t>(quantized(x, inverse));
 }
 
-// x * inverse rounded up or down at random, so that the expectation is x * inverse. The product's distance
-// from its nearest integer is exact, and so the chances are those of the distance whatever the magnitude.
+// Return x * inverse rounded up or down at random, so that the expectation is x * inverse. The product's
+// distance from its nearest integer is exact, so the chances follow from the distance at every magnitude.
 template <typename C>
 HC_HD std::int32_t lattice_stochastic(C x, C inverse, std::int32_t limit, std::uint32_t random) {
   const C magic = float_of(Real<C>::kRoundBits);
@@ -61,7 +61,7 @@ HC_HD std::int32_t lattice_stochastic(C x, C inverse, std::int32_t limit, std::u
   return low > limit ? limit : low;
 }
 
-// The value of an integer: T is the message's computing type.
+// Return the value of an integer: T is the message's computing type.
 template <typename T, int Bits>
 HC_HD T lattice_value(std::int32_t q, typename LatticeCompute<T, Bits>::Type scale) {
   return static_cast<T>(static_cast<typename LatticeCompute<T, Bits>::Type>(q) * scale);

@@ -10,11 +10,11 @@
 
 namespace hybridcomp {
 
-// By their code in a prefix.
+// Formats, by their code in a prefix.
 enum MinifloatFormat : std::uint32_t { kE4M3 = 0, kE5M2 = 1, kE2M1 = 2 };
 
-// Payload: this, a scale per block (float for fp8, E8M0 for MX), the elements' codes: a byte each, or two
-// E2M1 in a byte, element 2j in the low half.
+// Prefix of the payload. After it come a scale per block (float for fp8, E8M0 for MX) and the elements'
+// codes: a byte each, or two E2M1 in a byte, element 2j in the low half.
 struct MinifloatPrefix {
   std::uint32_t block;   // elements that share a scale
   std::uint32_t format;  // MinifloatFormat
@@ -25,7 +25,7 @@ constexpr std::uint32_t kMxBlock = 32;
 constexpr std::uint8_t kMxNan = 0xFF;
 
 // A block whose largest magnitude is below 2^-90 decodes to zeros: then no decoded number and no scale is a
-// denormal float, and an element that is one rounds to zero, so that flush-to-zero modes change nothing.
+// denormal float, and a denormal element rounds to zero, so that flush-to-zero modes change nothing.
 constexpr std::uint32_t kMinifloatSmallest = 0x12800000u;
 
 template <MinifloatFormat F>
@@ -34,8 +34,8 @@ struct Minifloat;
 template <>
 struct Minifloat<kE4M3> {
   static constexpr int kBits = 8, kMantissa = 3;
-  static constexpr int kMinExponent = -6;               // of the normal numbers
-  static constexpr int kMaxExponent = 8;                // of the largest number
+  static constexpr int kMinExponent = -6;               // least exponent of the normal numbers
+  static constexpr int kMaxExponent = 8;                // exponent of the largest number
   static constexpr std::uint32_t kLimit = 0x43E00000u;  // 448, the largest number
 };
 template <>
@@ -51,11 +51,11 @@ struct Minifloat<kE2M1> {
   static constexpr std::uint32_t kLimit = 0x40C00000u;  // 6
 };
 
-// The constants of minifloat_of. With e the exponent of |y|, or the format's least one if that is larger, the
-// numbers of the format around y are 2^(e - mantissa bits) apart, and that is the unit of the last
-// bit of a float from 2^(e + kDrop) on. So |y| + 2^(e + kDrop) rounds |y| to a multiple of it, to nearest
-// even, and has the multiple in its last bits. The code is that multiple plus (e - least e) << mantissa bits:
-// a constant added along, an even one, puts the difference right in the bits of a code.
+// Constants of minifloat_of. With e the exponent of |y|, or the format's least one if that is larger, the
+// numbers of the format around y are 2^(e - mantissa bits) apart, and that is the unit of the last bit of a
+// float from 2^(e + kDrop) on. So |y| + 2^(e + kDrop) rounds |y| to a multiple of it, to nearest even, and
+// has the multiple in its last bits. The code is that multiple plus (e - least e) << mantissa bits: a
+// constant added along, an even one, puts the difference right in the bits of a code.
 template <MinifloatFormat F>
 struct Rounding {
   static constexpr int kDrop = 23 - Minifloat<F>::kMantissa;
@@ -67,7 +67,7 @@ struct Rounding {
   static_assert(kAdd % 2 == 0, "an odd constant would turn ties to odd");
 };
 
-// The code of y rounded to nearest even, for |y| that rounds to at most the largest number.
+// Return the code of y rounded to nearest even, for |y| that rounds to at most the largest number.
 template <MinifloatFormat F>
 HC_HD std::uint32_t minifloat_of(float y) {
   using R = Rounding<F>;
@@ -78,7 +78,7 @@ HC_HD std::uint32_t minifloat_of(float y) {
   return (sum & R::kCode) | ((bits_of(y) >> (32 - Minifloat<F>::kBits)) & R::kSign);
 }
 
-// The same, where a larger |y| becomes the largest number.
+// Return the same, where a larger |y| becomes the largest number.
 template <MinifloatFormat F>
 HC_HD std::uint32_t minifloat_saturated(float y) {
   const std::uint32_t a = bits_of(y) & 0x7FFFFFFFu;
@@ -86,7 +86,7 @@ HC_HD std::uint32_t minifloat_saturated(float y) {
   return minifloat_of<F>(float_of(limited | (bits_of(y) & 0x80000000u)));
 }
 
-// What a code stands for: NaN for E4M3's 0x7F and 0xFF, infinity and NaN for E5M2's as in IEEE 754.
+// Return the value of a code: NaN for E4M3's 0x7F and 0xFF, infinity and NaN for E5M2's as in IEEE 754.
 template <MinifloatFormat F>
 HC_HD float minifloat_value(std::uint32_t code) {
   if constexpr (F == kE5M2) {  // the upper half of a half
@@ -97,7 +97,8 @@ HC_HD float minifloat_value(std::uint32_t code) {
     const std::uint32_t a = code & Rounding<F>::kCode;
     const std::uint32_t normal =
         (a << Rounding<F>::kDrop) + (static_cast<std::uint32_t>(Minifloat<F>::kMinExponent + 126) << 23);
-    // Below: a multiple of the smallest number, which is the unit of the last bit of `base`.
+    // Below the normal numbers the value is a multiple of the smallest number, the unit of the last bit of
+    // `base`.
     constexpr std::uint32_t kBase =
         static_cast<std::uint32_t>(Minifloat<F>::kMinExponent - kMantissa + 23 + 127) << 23;
     const std::uint32_t denormal = bits_of(float_of(kBase | a) - float_of(kBase));
@@ -106,15 +107,15 @@ HC_HD float minifloat_value(std::uint32_t code) {
   }
 }
 
-// fp8: the scale of a block with its largest magnitude's bits `peak`. Doubles are rounded to float first, so
-// that a block with magnitudes beyond float's decodes to NaN.
+// Return the scale of a block of fp8 whose largest magnitude has the bits `peak`. Doubles are rounded to
+// float first, so that a block with magnitudes beyond float's decodes to NaN.
 template <MinifloatFormat F>
 HC_HD BlockScale<float> minifloat_scale(std::uint32_t peak) {
   return block_scale<float>(peak < kMinifloatSmallest ? 0u : peak, float_of(Minifloat<F>::kLimit));
 }
 
-// MX: the shared exponent of a block, floor(log2(peak)) less the format's largest, as E8M0 (2^(stored -
-// 127)). It needs no clamp: a peak from 2^-90 to below 2^128 makes it 22 to 252.
+// Shared exponent of a block of MX, floor(log2(peak)) less the format's largest, as E8M0 (2^(stored - 127)).
+// It needs no clamp: a peak from 2^-90 to below 2^128 makes it 22 to 252.
 struct MxScale {
   std::uint8_t stored;
   float inverse;  // 1 / scale, exact; 0 where every code is 0

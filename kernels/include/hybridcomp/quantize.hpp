@@ -1,5 +1,5 @@
-// The rules of the block quantizers beyond the plain ones of arithmetic.hpp: ranges with an offset,
-// stochastic rounding, two-bit integers and the Hadamard transform.
+// Rules of the block quantizers beyond the plain ones of arithmetic.hpp: ranges with an offset, stochastic
+// rounding, two-bit integers and the Hadamard transform.
 #pragma once
 
 #include "random.hpp"
@@ -26,8 +26,9 @@ HC_HD double from_ordered(std::int64_t key) {
 
 // -- a block's range, with an offset ---------------------------------------------------------------------
 
-// value = 2 * (offset + q * stored), q = rint((x / 2 - offset) * inverse) from 0 to `levels`. Halves, so that
-// a range from the lowest to the largest number does not overflow; halving and doubling are exact.
+// value = 2 * (offset + q * stored), q = rint((x / 2 - offset) * inverse) from 0 to `levels`. Values are
+// halved, so that a range from the lowest to the largest number does not overflow; halving and doubling are
+// exact.
 template <typename T>
 struct AffineScale {
   T stored;
@@ -35,8 +36,9 @@ struct AffineScale {
   T inverse;  // 0 where every q is 0
 };
 
-// `peak`: the block's largest magnitude (not finite: all is NaN); `low`, `high`: its smallest and largest
-// value. Limits below kSmallest count as zero, and a range below it as none: nothing here is ever denormal.
+// Return the scale and offset of a block. `peak`: its largest magnitude (not finite: all becomes NaN); `low`,
+// `high`: its smallest and largest value. Limits below kSmallest count as zero, and a range below it as none:
+// no number here is ever denormal.
 template <typename T>
 HC_HD AffineScale<T> affine_scale(typename Real<T>::Bits peak, T low, T high, T levels) {
   const T nan = float_of(Real<T>::kNan);
@@ -59,7 +61,7 @@ HC_HD T affine_value(T q, T stored, T offset) {
 
 // -- rounding --------------------------------------------------------------------------------------------
 
-// rint(x * inverse + a dither from `bits`), for q from -limit to limit: unbiased to 2^-17 of a step.
+// Return rint(x * inverse + a dither from `bits`), for q from -limit to limit: unbiased to 2^-17 of a step.
 HC_HD std::int32_t quantized_stochastic(float x, float inverse, std::uint32_t bits) {
   return static_cast<std::int32_t>(
       bits_of(x * inverse + dither(bits, 0.0f) + float_of(Real<float>::kRoundBits)) -
@@ -78,7 +80,7 @@ HC_HD std::int32_t clamped(std::int32_t q, std::int32_t low, std::int32_t high) 
 
 // -- fields of a byte ------------------------------------------------------------------------------------
 
-// Field `part` (of `Bits` bits) of a byte as a signed or as an unsigned integer.
+// Return field `part` (of `Bits` bits) of a byte as a signed or as an unsigned integer.
 template <int Bits>
 HC_HD std::int32_t signed_field(std::uint8_t byte, int part) {
   constexpr std::uint32_t kMask = (1u << Bits) - 1, kSign = 1u << (Bits - 1);
@@ -93,10 +95,10 @@ HC_HD std::int32_t unsigned_field(std::uint8_t byte, int part) {
 // -- the randomized Hadamard transform -------------------------------------------------------------------
 
 // A block's signs are flipped at random, then log2(length) stages of butterflies follow, with distances 1, 2,
-// 4, ...: (a, b) becomes (a + b, a - b). Nothing is divided: the inverse is the same stages, then times
-// 1 / length, then the same signs. Inputs below kSmallest count as zero, so that every sum is zero or a
-// multiple of 2^-123 (2^-952 for double) and never denormal; blocks whose transform stays below
-// kSmallestTransformed become zero for the same reason.
+// 4, ...: (a, b) becomes (a + b, a - b). No stage divides: the inverse is the same stages, then times 1 /
+// length, then the same signs. Inputs below kSmallest count as zero, so that every sum is zero or a multiple
+// of 2^-123 (2^-952 for double) and never denormal; blocks whose transform stays below kSmallestTransformed
+// become zero for the same reason.
 template <typename T>
 struct Hadamard;
 template <>
@@ -108,7 +110,7 @@ struct Hadamard<double> {
   static constexpr std::uint64_t kSmallestTransformed = 0x0AF0000000000000ull;  // 2^-848
 };
 
-// The element with its random sign. `bits`: its random bits, of which the highest is used.
+// Return the element with its random sign. `bits`: its random bits, of which the highest is used.
 HC_HD float flipped(float x, std::uint32_t bits) { return float_of(bits_of(x) ^ (bits & 0x80000000u)); }
 HC_HD double flipped(double x, std::uint32_t bits) {
   return float_of(bits_of(x) ^

@@ -9,7 +9,7 @@ namespace hybridcomp {
 // Element types, by their code in a header (hybridcomp.arrays.DType).
 enum DTypeCode : std::uint8_t { kFloat32 = 1, kFloat64 = 2, kFloat16 = 3, kBFloat16 = 4 };
 
-// Wire ids that others than the codec itself look for (hybridcomp.codecs has them all).
+// Wire ids that code other than the codec's own looks for (hybridcomp.codecs has all ids).
 enum WireId : std::uint8_t { kNoneId = 0, kInt8Id = 3, kTopkId = 16, kThresholdId = 17, kSidcoId = 18 };
 
 struct Header {
@@ -33,11 +33,11 @@ static_assert(offsetof(Header, codec) == 4 && offsetof(Header, dtype) == 5 && of
 
 constexpr std::uint32_t kMagic = 0x01435948u;  // "HYC" and the format's version, 1
 
-// Payload of the quantizers: this, with kHadamard a uint64 seed, a scale per block (float; double for a
-// double message), with kAffine followed by an offset, then the packed integers.
+// Prefix of the quantizers' payload. After it come, with kHadamard, a uint64 seed; a scale per block (float;
+// double for a double message), with kAffine followed by an offset; then the packed integers.
 struct QuantizePrefix {
   std::uint32_t block;  // elements that share a scale
-  std::uint32_t flags;  // of those below; the others are zero
+  std::uint32_t flags;  // kAffine and kHadamard; other bits are zero
 };
 static_assert(sizeof(QuantizePrefix) == 8, "the quantizers' prefix is 8 bytes on the wire");
 

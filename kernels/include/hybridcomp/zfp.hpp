@@ -4,8 +4,8 @@
 //
 // A block of `bits` bits, least significant first: one bit "not all zero"; the exponent field E (zfp's common
 // exponent plus the type's bias); then the bit planes of the transformed integers, most significant first,
-// cut off where the bits end. Where zfp's own code leaves C undefined, this is what its documentation says:
-// a block whose values are below 2^-98 (2^-962) overflows zfp's float scale, here its integers are exact.
+// cut off where the bits end. Where zfp's own code leaves C undefined, this follows its documentation: a
+// block whose values are below 2^-98 (2^-962) overflows zfp's float scale, here its integers are exact.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace hybridcomp {
 
-constexpr int kZfpValues = 4;  // of a block
+constexpr int kZfpValues = 4;  // values of a block
 
 template <typename T>
 struct Zfp;
@@ -37,20 +37,20 @@ struct Zfp<double> {
 template <typename T>
 constexpr int kZfpHeaderBits = 1 + Zfp<T>::kExponentBits;
 template <typename T>
-constexpr int kZfpMaxExponent = (1 << Zfp<T>::kExponentBits) - 1;  // of the field E
+constexpr int kZfpMaxExponent = (1 << Zfp<T>::kExponentBits) - 1;  // largest value of the field E
 
 // -- floating point to integers and back -----------------------------------------------------------------
 
-// The field E of a block of finite values whose largest magnitude has the bits `peak`; 0 if all are zero.
-// The values are below 2^(E - bias): frexp's exponent, not below the smallest normal number's.
+// Return the field E of a block of finite values whose largest magnitude has the bits `peak`; 0 if all are
+// zero. The values are below 2^(E - bias): frexp's exponent, not below the smallest normal number's.
 template <typename T>
 HC_HD int zfp_exponent(typename Real<T>::Bits peak) {
   const int field = static_cast<int>(peak >> Zfp<T>::kMantissa);
   return peak == 0 ? 0 : field + 1;
 }
 
-// x * 2^(planes - 2 - exponent), towards zero, in integers: exact for denormals too, whatever the processor's
-// modes. Of all ones in x's exponent the caller takes care.
+// Return x * 2^(planes - 2 - exponent), towards zero, in integers: exact for denormals too, in all modes of
+// the processor. The caller takes care of an exponent of all ones in x.
 template <typename T>
 HC_HD typename Real<T>::Signed zfp_fixed(T x, int e) {
   using Bits = typename Real<T>::Bits;
@@ -66,8 +66,9 @@ HC_HD typename Real<T>::Signed zfp_fixed(T x, int e) {
   return static_cast<typename Real<T>::Signed>((whole ^ (Bits(0) - negative)) + negative);
 }
 
-// i * 2^(exponent - (planes - 2)) as zfp computes it: i rounded to T, times the power of two rounded to T,
-// which is zero for the smallest exponents. Where the product could be denormal it is formed in integers.
+// Return i * 2^(exponent - (planes - 2)) as zfp computes it: i rounded to T, times the power of two rounded
+// to T, which is zero for the smallest exponents. Where the product could be denormal it is formed in
+// integers.
 template <typename T>
 HC_HD T zfp_float(typename Real<T>::Signed i, int e) {
   using Bits = typename Real<T>::Bits;
@@ -89,7 +90,7 @@ HC_HD T zfp_float(typename Real<T>::Signed i, int e) {
 
 // -- the transform -----------------------------------------------------------------------------------------
 
-// The signed type of an unsigned one, which may be a vector of them.
+// Signed type of an unsigned one, which may be a vector.
 template <typename U>
 struct ZfpSigned;
 template <>
@@ -107,7 +108,7 @@ HC_HD U zfp_half(U x) {
   return (U)((typename ZfpSigned<U>::Type)x >> 1);
 }
 
-// The lifting steps, and integers in base -2. Sums wrap: hostile streams may overflow them.
+// Do the lifting steps, and write the integers in base -2. Sums wrap: hostile streams may overflow them.
 template <typename U>
 HC_HD void zfp_forward(U v[4], U negabinary) {
   U x = v[0], y = v[1], z = v[2], w = v[3];
@@ -134,16 +135,16 @@ HC_HD void zfp_inverse(U v[4], U negabinary) {
   v[0] = x, v[1] = y, v[2] = z, v[3] = w;
 }
 
-// What a block with a NaN or an infinity holds: E of all ones and 2^(planes - 2) as its mean, so that every
-// value decodes to 2^(bias + 1), which is infinity.
+// Write the integers of a block with a NaN or an infinity: its E is all ones and its mean 2^(planes - 2), so
+// that every value decodes to 2^(bias + 1), which is infinity.
 template <typename U>
 HC_HD void zfp_non_finite(U v[4]) {
   v[0] = U(1) << (8 * sizeof(U) - 2);
   v[1] = v[2] = v[3] = 0;
 }
 
-// Bit planes that a block of this exponent has: zfp ends at 2^-1074, two bits of the transform's growth and
-// two more below.
+// Return how many bit planes a block of this exponent has: zfp ends at 2^-1074, two bits of the transform's
+// growth and two more below.
 template <typename T>
 HC_HD int zfp_planes(int e) {
   const int planes = e - Zfp<T>::kBias + 1074 + 4;
@@ -153,12 +154,12 @@ HC_HD int zfp_planes(int e) {
 // -- a bit plane ---------------------------------------------------------------------------------------
 
 // `known` values have a bit set in a higher plane, or precede one that has. Their bits come as they are; the
-// others in runs: 1 if any is left with its bit set, then zeros up to it and a one (not said of the last
+// others in runs: 1 if any is left with its bit set, then zeros up to it and a one (left out for the last
 // value); 0 if none is left.
 struct ZfpPlane {
   std::uint8_t bits;    // the code, or the plane's four bits, value 0 lowest
-  std::uint8_t length;  // of the code
-  std::uint8_t known;   // after the plane
+  std::uint8_t length;  // bits of the code
+  std::uint8_t known;   // known values after the plane
 };
 
 HC_HD constexpr ZfpPlane zfp_plane_code(unsigned plane, unsigned known) {
@@ -178,7 +179,7 @@ HC_HD constexpr ZfpPlane zfp_plane_code(unsigned plane, unsigned known) {
           static_cast<std::uint8_t>(known)};
 }
 
-// The inverse; `code` is followed by anything.
+// The inverse; any bits may follow `code`.
 HC_HD constexpr ZfpPlane zfp_plane_bits(unsigned code, unsigned known) {
   unsigned plane = code & ((1u << known) - 1), length = known;
   while (known < 4) {
@@ -191,8 +192,8 @@ HC_HD constexpr ZfpPlane zfp_plane_bits(unsigned code, unsigned known) {
 }
 constexpr unsigned kZfpCodeBits = 7;  // the longest code
 
-// A plane decoded from the last bits of a block, followed by zeros, `missing` of which the plane took. If
-// they were the zeros of a run, it reached the last value; zfp sets the value where the bits ended.
+// Return the plane decoded from the last bits of a block, followed by zeros, `missing` of which it took. If
+// they were the zeros of a run, the run reached the last value; zfp sets the value where the bits ended.
 HC_HD unsigned zfp_cut_run(unsigned plane, unsigned known_before, int missing) {
   return missing > 0 && known_before < 4 && (plane & 8u) ? (plane & 7u) | (8u >> missing) : plane;
 }

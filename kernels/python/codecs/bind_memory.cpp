@@ -15,7 +15,8 @@ namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-// A buffer's memory as `count` values of a state's type; ValueError unless it is aligned and just that long.
+// Return a buffer's memory as `count` values of a state's type; ValueError unless it is aligned and just that
+// long.
 std::uint8_t* values_of(const Buffer& buffer, std::size_t count, bool wide, const char* name) {
   const std::size_t size = wide ? 8 : 4;
   if (buffer.bytes() != count * size || reinterpret_cast<std::uintptr_t>(buffer.data()) % size)
@@ -26,7 +27,8 @@ std::uint8_t* values_of(const Buffer& buffer, std::size_t count, bool wide, cons
 
 bool is_wide(const Memory& memory) { return memory.kind() == kFloat64; }
 
-// The elements of a buffer from `start` on; ValueError unless they lie within the memory.
+// Return the number of a buffer's elements, which begin at `start`; ValueError unless they lie within the
+// memory.
 std::size_t span_of(const Memory& memory, const Buffer& buffer, DTypeCode dtype, std::size_t start,
                     const char* name) {
   const std::size_t n = buffer.elements(size_of(dtype), name);
@@ -69,7 +71,7 @@ void correct(Memory& memory, nb::handle x, int dtype, std::size_t start, nb::han
   memory.correct(kernels(), from.data(), type, n, start, thread_count(), corrected);
 }
 
-// What `keep` and `keep_sum` are given.
+// Arguments of `keep` and `keep_sum`.
 struct Kept {
   Kept(const Memory& memory, nb::handle corrected, nb::handle decoded, std::size_t start)
       : from(corrected, false),
@@ -93,7 +95,7 @@ void keep(Memory& memory, nb::handle corrected, nb::handle decoded, std::size_t 
 
 void own(Memory& memory, const Encoder* encoder, nb::handle x, int dtype, std::size_t start,
          nb::handle sums) {
-  static const Encoder& nobody = *new Encoder;  // for forms that do not ask it
+  static const Encoder& nobody = *new Encoder;  // for forms that do not use it
   const DTypeCode type = float_dtype(dtype);
   const Buffer from(x, false), to(sums, true);
   const std::size_t n = span_of(memory, from, type, start, "x");
@@ -109,7 +111,7 @@ void own(Memory& memory, const Encoder* encoder, nb::handle x, int dtype, std::s
   if (!done) fail_decoding();
 }
 
-// The sum of an owned span, which is used up.
+// Sum of an owned span, which is used up.
 struct Total {
   Total(const Memory& memory, nb::handle total, std::size_t start, int ranks)
       : buffer(total, true),
@@ -170,7 +172,7 @@ void add(EstimateMemory& memory, nb::handle decoded, nb::handle out) {
 
 // -- arrays ------------------------------------------------------------------------------------------------
 
-// NumPy's array of a room's elements of some bytes (1: bytes). `held` keeps the room.
+// Return a NumPy array of a room's elements of `size` bytes (1: bytes). `held` keeps the room.
 nb::object array_of(const Room& room, std::size_t size, nb::handle held) {
   const std::size_t count = room.bytes() / size;
   const nb::dlpack::dtype dtype = size == 8   ? nb::dtype<double>()
@@ -179,7 +181,7 @@ nb::object array_of(const Room& room, std::size_t size, nb::handle held) {
   return nb::cast(nb::ndarray<nb::numpy>(room.data(), 1, &count, held, nullptr, dtype));
 }
 
-// An array of the state: the memory's own elements until a step replaces them.
+// Return an array of the state: the memory's own elements until a step replaces them.
 nb::object state(Memory& memory, std::string_view name, bool make) {
   const RoomPointer room = memory.state(name, make);
   if (!room) return nb::none();
@@ -188,7 +190,7 @@ nb::object state(Memory& memory, std::string_view name, bool make) {
   return array_of(*room, memory.state_size(), held);
 }
 
-// An array of n values whose memory goes back when nothing refers to it any more.
+// Return an array of n values whose memory goes back to the pool with the last reference.
 nb::object take(const std::shared_ptr<Rooms>& rooms, std::size_t n, bool wide) {
   struct Taken {
     std::shared_ptr<Rooms> rooms;

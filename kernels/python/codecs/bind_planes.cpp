@@ -13,7 +13,7 @@ void check_width(int width) {
 
 bool rotates(int width, bool rotate) { return rotate && width > 1; }
 
-// The planes' memory: `width` buffers of m bytes.
+// Memory of the planes: `width` buffers of m bytes.
 struct Planes {
   std::deque<Buffer> buffers;
   std::uint8_t* data[kMaxPlanes];

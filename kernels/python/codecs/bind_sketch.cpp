@@ -6,7 +6,7 @@ namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-// A bitmap of n elements that has been checked: no bit past the end. Returns how many bits are set.
+// Check a bitmap of n elements: no bit past the end. Returns how many bits are set.
 std::size_t check_words(const Buffer& words, std::size_t n) {
   if (words.bytes() != words_of(n) * 8) Buffer::fail("words must hold a bit per element");
   std::size_t count = 0;
@@ -19,14 +19,14 @@ std::size_t check_words(const Buffer& words, std::size_t n) {
   return count;
 }
 
-// Sketches have fewer than 2^32 counters, of tensors of at most 2^32 blocks.
+// Return a checked shape. Sketches have fewer than 2^32 counters, of tensors of at most 2^32 blocks.
 SketchShape shape_of(std::size_t lanes, std::uint32_t third, std::uint64_t seed) {
   if (lanes == 0 || lanes > 65536 || (lanes & (lanes - 1))) Buffer::fail("lanes must be a power of two");
   if (third == 0 || third > 0xFFFFFFFFu / 3 / lanes) Buffer::fail("third is out of range");
   return {lanes, third, seed};
 }
 
-// A part's filter: its elements and bits are whole words.
+// Return the checked shape of a part's filter: its elements and bits are whole words.
 BloomShape filter_of(std::size_t part, std::uint32_t bits, std::uint32_t hashes, std::uint64_t seed) {
   if (part == 0 || part % 64 || part > 0xFFFFFFFFu) Buffer::fail("part must be a multiple of 64");
   if (bits == 0 || bits % 64) Buffer::fail("bits must be a multiple of 64");
@@ -44,7 +44,7 @@ void check_blocks(std::size_t n, std::size_t lanes) {
   if (n / lanes > 0xFFFFFFFFu) Buffer::fail("lanes is too small for so many elements");
 }
 
-// Counters of a sketch, aligned.
+// Return the aligned counters of a sketch.
 void* counters_of(const Buffer& buffer, const SketchShape& shape, std::size_t size) {
   if (buffer.bytes() != shape.counters() * size || reinterpret_cast<std::uintptr_t>(buffer.data()) % size)
     Buffer::fail("counters must be one per row and lane, aligned");

@@ -13,7 +13,7 @@ namespace hybridcomp {
 using namespace nb::literals;
 namespace {
 
-// Calls select(bytes, dtype, elements) without the GIL.
+// Call select(bytes, dtype, elements) without the GIL.
 template <typename F>
 auto selected(nb::handle src, int dtype, F select) {
   const DTypeCode type = float_dtype(dtype);
@@ -68,7 +68,7 @@ std::size_t write_indices(const Selected& selected, nb::handle indices) {
   return selected.index_bytes();
 }
 
-// -- what another codec takes the values of ----------------------------------------------------------------
+// -- selections whose values go to another codec -----------------------------------------------------------
 
 using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
