@@ -1,10 +1,10 @@
-"""Which cases this session of pytest runs, for tests that run several in one start of ranks."""
+"""Cases that this session of pytest runs, for tests that run several in one start of ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
-PARAMS: list[dict[str, Any]] = []  # by test that has any; tests/conftest.py fills it
+PARAMS: list[dict[str, Any]] = []  # parameters of each test that has any; tests/conftest.py fills it
 
 
 def is_asked(name: str, value: object, **others: object) -> bool:

@@ -1,8 +1,8 @@
 """Run a part of each test's cases where ``HC_PART`` asks for one.
 
-``K/N`` is part K, from 0, of N parts: of the cases of each test function every N-th, in an order drawn by their names,
-and at least one. ``!K/N`` is all but those. Functions that are marked ``long`` are drawn from as if they were cases of
-one function. What is drawn is the same on all ranks.
+``K/N`` is part K, from 0, of N parts: every N-th of the cases of each test function, in an order drawn by their names,
+and at least one. ``!K/N`` is all but those. Functions that are marked ``long`` are drawn as if they were cases of
+one function. All ranks draw the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from tests.asked import PARAMS
 
 
-@pytest.hookimpl(trylast=True)  # of what other options leave
+@pytest.hookimpl(trylast=True)  # after other options have left some out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = os.environ.get("HC_PART")
     if asked is None:

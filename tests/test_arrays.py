@@ -120,7 +120,7 @@ def test_byte_view():
 
 
 def test_bfloat16_comes_back_without_torch():
-    """As ml_dtypes.bfloat16 where that is installed, else as its bits; never by importing torch."""
+    """It comes as ml_dtypes.bfloat16 where that is installed, else as its bits; never by importing torch."""
     code = """
 import sys, numpy as np, hybridcomp as hc
 from hybridcomp.arrays import DType, Flat

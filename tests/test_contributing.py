@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
 PATHS = set(re.findall(r"`((?:hybridcomp|kernels|tests|benchmarks|docs)/[\w./-]+)`", GUIDE))
-# Of the walk through an all-reduce, which leaves out what lies before the file's own folder.
+# Files in the walk through an all-reduce, which leaves out what lies before the file's own folder.
 WALK = set(
     re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.(?:py|cpp|hpp))`", (ROOT / "docs" / "architecture.md").read_text())
 )

@@ -1,4 +1,4 @@
-"""What a newcomer lacks is said in one sentence: by the Makefile, by CMake, by the demonstration."""
+"""One sentence says what a newcomer lacks: by the Makefile, by CMake, by the demonstration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ exec {python} "$@"
 
 
 def check_tools(folder: Path, word: str = "nothing", answer: str = "exit 1", **variables: str) -> str:
-    """The first line of what ``make check-tools`` says, which fails."""
+    """Return the first line of what ``make check-tools`` says, which fails."""
     python = folder / "python"
     python.write_text(PYTHON.format(word=word, answer=answer, python=sys.executable))
     python.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Which processes are ranks of a launcher's, told by the environment alone; and what ranks need of a machine."""
+"""Ranks of a launcher are recognised by the environment alone; and what ranks need of a machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hybridcomp.launcher import (
     torchrun_variables,
 )
 
-SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}  # of a batch script
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}  # variables of a batch script
 
 
 @pytest.mark.parametrize(

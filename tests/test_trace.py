@@ -44,7 +44,7 @@ def recorder(tmp_path) -> Iterator[trace.Recorder]:
 
 
 def events_of(path: Path) -> list[Event]:
-    """The events of a file, each checked by the Trace Event Format."""
+    """Return the events of a file, each checked by the Trace Event Format."""
     whole = json.loads(path.read_text(encoding="utf-8"))
     assert whole["displayTimeUnit"] in ("ms", "ns")
     for event in whole["traceEvents"]:
@@ -63,7 +63,7 @@ def events_of(path: Path) -> list[Event]:
 
 
 def check_nesting(events: list[Event]) -> None:
-    """Spans of a track are apart, or one lies within the other; every track and process has a name."""
+    """Check that spans of a track are apart or nested, and that every track and process has a name."""
     tracks = defaultdict(list)
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     for event in events:
@@ -86,7 +86,7 @@ def complete(events: list[Event], name: str, pid: int | None = None) -> list[Eve
 
 
 def covered(whole: Event, events: list[Event]) -> list[Event]:
-    """The spans within one."""
+    """Return the spans within one."""
     end = whole["ts"] + whole["dur"] + ROUNDING
     same = [e for e in events if e["ph"] == "X" and (e["pid"], e["tid"]) == (whole["pid"], whole["tid"])]
     return [e for e in same if e is not whole and e["ts"] >= whole["ts"] and e["ts"] + e["dur"] <= end]

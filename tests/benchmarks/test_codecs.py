@@ -133,7 +133,7 @@ def test_errors_of_halves(dtype):
 
 
 class Fake(measure.Subject):
-    """Decodes to what it is told."""
+    """Codec that decodes to given values."""
 
     def __init__(self, x, y, bias=0.0):
         super().__init__(x)
@@ -210,7 +210,7 @@ def test_gradients_are_whole_tensors_of_several_steps():
     embeddings = [
         values[start:end] for (start, shape), end in zip(tensors, ends, strict=True) if shape == (256, 64)
     ]
-    assert len(embeddings) >= 3  # of bytes: the first tensor of each step, and the head's
+    assert len(embeddings) >= 3  # byte embeddings: the first tensor of each step, and the head's
     assert len({piece.tobytes() for piece in embeddings}) == len(embeddings), "nothing is repeated"
 
 

@@ -31,7 +31,7 @@ def test_the_program_measures(tmp_path: Path) -> None:
     assert bits[1] == pytest.approx(2 * (32 + 8 * 8 / (16 * 12)))  # to two neighbours, with a header
     assert errors[-1] < (1 / 3) ** (
         len(bits) - 2
-    )  # the largest eigenvalue of W below 1, but for what is of others
+    )  # 1/3: the largest eigenvalue of W below 1; the slack is for the others
     ends = {rule: points[-1][1] for rule, points in lines.items()}
     assert max(error for rule, error in ends.items() if rule.startswith("power")) < 0.5 * min(
         error for rule, error in ends.items() if rule.startswith("choco")

@@ -25,7 +25,8 @@ def test_what_was_simulated_is_what_ranks_measured():
 @pytest.mark.parametrize("codec", sorted({codec for codec, _ in ROWS}))
 def test_one_encoding_is_flat_and_a_ring_grows(codec):
     assert ROWS[codec, 1024]["once"] < 1.05 * ROWS[codec, 16]["once"]
-    # At least by the square root; by more where the error is no longer small beside the sum.
+    # The error grows at least by the square root of the number of ranks, and by more where it is no longer small
+    # beside the sum.
     assert ROWS[codec, 1024]["ring"] > 0.95 * 8 * ROWS[codec, 16]["ring"]
 
 

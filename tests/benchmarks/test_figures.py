@@ -48,7 +48,7 @@ def test_size_text_is_read_back(size):
 
 def test_expected_results_are_what_the_ranks_send():
     values = Values(Elements("float32"))
-    n, p = 2_500_000, 3  # more than a slice of what is compared at once
+    n, p = 2_500_000, 3  # more elements than are compared at once
     sent = [values.of(rank, n) for rank in range(p)]
     assert not np.array_equal(sent[0], sent[1])
     total = sum(x.astype(np.float64) for x in sent)
@@ -138,7 +138,7 @@ def test_matrix():
 
 
 def record(**changes):
-    """What one run leaves: 64 MiB of int8, with gloo as the best peer."""
+    """Return a record of one run: 64 MiB of int8, with gloo as the best peer."""
     row = {
         "size": 64 << 20,
         "codec": "int8:block=128",

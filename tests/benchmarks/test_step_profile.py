@@ -140,7 +140,7 @@ def rest(seconds):
 
 
 def test_sampler_charges_all_time():
-    """In a process of its own, for a sampler takes a signal and the main thread."""
+    """The sampler runs in a process of its own, for it takes a signal and the main thread."""
     program = "from tests.benchmarks.test_step_profile import sample; sample()"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60

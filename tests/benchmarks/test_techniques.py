@@ -1,4 +1,4 @@
-"""What the benchmark of techniques takes for right, and what not."""
+"""The benchmark of techniques: the runs and results that it accepts, and those it refuses."""
 
 from __future__ import annotations
 

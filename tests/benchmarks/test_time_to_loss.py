@@ -54,7 +54,7 @@ def test_runs_that_a_file_has_are_kept(tmp_path: Path):
     time_to_loss.write(file, about, runs, None)
     assert time_to_loss.kept(file, about) == runs
     rows = {row["variant"]: row["seconds"] for row in time_to_loss.table(runs, None)}
-    assert rows == {"top-k 0.1": None, "gravac": None}  # of two seeds: there is nothing to compare
+    assert rows == {"top-k 0.1": None, "gravac": None}  # two seeds: there is nothing to compare
     with pytest.raises(time_to_loss.CheckError, match=r"other settings: \{'steps': 3\} there"):
         time_to_loss.kept(file, about | {"steps": 4})
     file.write_text('{"runs": [{}], "steps": 3, "model": "--dp 4"}')

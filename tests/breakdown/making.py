@@ -47,9 +47,9 @@ def two_ranks(folder: Path, *, behind: float = 0.0, clock: str = "one") -> None:
     """Write a step of 10 s: rank 0 computes 2 s, then waits 3 s for rank 1, and so on; see the tests.
 
     Args:
-        folder: of the traces.
+        folder: folder of the traces.
         behind: seconds that the clock of rank 1 is behind.
-        clock: of rank 1.
+        clock: name of rank 1's clock.
     """
     zero, one = Rank(0), Rank(1, clock=clock)
     zero.step(0, 10)

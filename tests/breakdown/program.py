@@ -1,4 +1,4 @@
-"""Steps of two ranks of which it is known where their time goes, in the order of ``tests/breakdown/test_real.py``."""
+"""Steps of two ranks whose times are known, in the order of ``tests/breakdown/test_real.py``."""
 
 import time
 
@@ -10,7 +10,7 @@ from hybridcomp import trace
 from hybridcomp.codecs.lossless import LosslessCodec
 
 LATE, SLOW, HIDING = 0.12, 0.1, 0.25
-STEPS = 3  # of each kind
+STEPS = 3  # steps of each kind
 
 comm = hc.Communicator(MPI.COMM_WORLD, "none", "dp")
 x, y = np.ones(60_000, np.float32), np.empty(60_000, np.float32)
@@ -23,14 +23,14 @@ def slowly(self, src, out):
 
 
 def late() -> None:
-    """Rank 1 comes late."""
+    """Let rank 1 come late to an all-reduce."""
     if comm.rank == 1:
         time.sleep(LATE)
     comm.Allreduce(x, y)
 
 
 def slow() -> None:
-    """Rank 0 encodes slowly what rank 1 waits for."""
+    """Let rank 1 wait for a message that rank 0 encodes slowly."""
     if comm.rank == 0:
         comm.Send(x, 1, codec="lossless")
     else:
@@ -38,7 +38,7 @@ def slow() -> None:
 
 
 def hidden() -> None:
-    """Ranks compute while they sum."""
+    """Let ranks compute while they sum."""
     request = comm.Iallreduce(x, y, codec="int8")
     time.sleep(HIDING)
     request.wait()
@@ -46,11 +46,11 @@ def hidden() -> None:
 
 LosslessCodec.encode_flat = slowly
 for kind in (late, slow, hidden):
-    kind()  # what is made the first time
+    kind()  # the first run makes what later ones reuse
     for _ in range(STEPS):
         comm.Barrier()
         kind()
         trace.step_ended()
     comm.Barrier()
-    trace.step_ended()  # of no kind
+    trace.step_ended()  # ends a step of no kind
 comm.Free()

@@ -11,8 +11,8 @@ from hybridcomp.breakdown.split import Breakdown, aligned, split
 from tests.torch.harness import mpiexec
 
 PROGRAM = Path(__file__).with_name("program.py")
-STEPS = 3  # of each kind, in which ranks sleep for 0.1 to 0.25 s
-MOST = 0.6  # of a step: other programs may have some of the cores
+STEPS = 3  # steps of each kind, in which ranks sleep for 0.1 to 0.25 s
+MOST = 0.6  # share of a step; other programs may have some of the cores
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def run(tmp_path_factory) -> Breakdown:
 
 
 def share(run: Breakdown, at: int, rank: int, *parts: str) -> float:
-    """The parts' share of the steps of the program's kind ``at``, without its first one."""
+    """Return the parts' share of the steps of the program's kind ``at``, without its first one."""
     first = at * (STEPS + 1)
     rows = [row for row in run.of_rank(rank) if first < row.step < first + STEPS]
     assert len(rows) == STEPS - 1

@@ -64,7 +64,7 @@ def test_steps_before_the_first_are_left_out_while_one_remains(tmp_path):
 
 
 def test_messages_wait_for_their_other_end(tmp_path):
-    """Rank 0 sends at 1, having encoded for 1 s, what rank 1 waits for from 0; of two messages of one tag, in order."""
+    """Rank 0 encodes from 1 to 2 before it sends; rank 1 waits from 0. Two messages of one tag match in order."""
     zero, one = Rank(0), Rank(1)
     for n, at in ((1, 0.0), (2, 10.0)):
         zero.operation(n, at + 1, at + 3, op="send", axis="pp", peer=1, tag=7)
@@ -105,7 +105,7 @@ def test_what_no_record_explains_is_wire_all_the_same(tmp_path):
         one.operation(1, 0, 1)
         one.wait(9, 2, 3)  # its operation is not in the trace, which may have been full
         one.span("wait", "wait", 3.5, 4)
-        one.wait(1, 2.5, 3.6)  # of another thread, at the same time
+        one.wait(1, 2.5, 3.6)  # a wait of another thread, at the same time
         one.write(tmp_path)
     (row, _) = broken_down(tmp_path).rows
     assert row.compute == pytest.approx(3)

@@ -12,7 +12,7 @@ RAW, CONSTANT, DELTA = 64, 65, 32
 
 
 def model_step(bound: float, dtype: np.dtype) -> tuple[float, float]:
-    """Limit and step; 0 and 0 where blocks are only kept."""
+    """Return the limit and the step; 0 and 0 where blocks are only kept."""
     if dtype == np.float64:
         if bound < 2.0**-900:
             return 0.0, 0.0
@@ -29,18 +29,18 @@ def model_step(bound: float, dtype: np.dtype) -> tuple[float, float]:
 
 
 def width(q: np.ndarray) -> int:
-    """Bits of the widest integer in two's complement; 0 if all are 0."""
+    """Return the bits of the widest integer in two's complement; 0 if all are 0."""
     return max((0 if v == 0 else (v if v > 0 else ~v).bit_length() + 1) for v in map(int, q))
 
 
 def planes(q: np.ndarray, count: int) -> bytes:
-    """The lowest `count` bit planes."""
+    """Return the lowest `count` bit planes."""
     rows = (q.astype(np.int64)[None, :] >> np.arange(count)[:, None]) & 1
     return np.packbits(rows.astype(np.uint8), axis=1, bitorder="little").tobytes()
 
 
 def model_block(part: np.ndarray, limit: float, step: float) -> tuple[int, bytes, np.ndarray]:
-    """Code, bytes and decoded values of one block."""
+    """Return the code, bytes and decoded values of one block."""
     kind = np.float64 if part.dtype == np.float64 else np.float32
     if step:
         x = np.concatenate([part, np.repeat(part[-1:], BLOCK - part.size)]).astype(kind)
@@ -68,7 +68,7 @@ def model_block(part: np.ndarray, limit: float, step: float) -> tuple[int, bytes
 
 
 def model(x: np.ndarray, spec: str) -> tuple[bytes, np.ndarray]:
-    """Payload and decoded values."""
+    """Return the payload and the decoded values."""
     codec = hc.get_codec(spec)
     if codec.abs is not None:
         bound = codec.abs
@@ -83,7 +83,7 @@ def model(x: np.ndarray, spec: str) -> tuple[bytes, np.ndarray]:
 
 
 def forged(msg: np.ndarray, at: int, data: bytes) -> np.ndarray:
-    """The message with other bytes at a place, and a CRC that fits."""
+    """Return the message with other bytes at a place, and a CRC that fits."""
     bad = msg.copy()
     bad[at : at + len(data)] = np.frombuffer(data, np.uint8)
     return common.reseal(bad)

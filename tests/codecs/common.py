@@ -84,7 +84,7 @@ FLOATS = ["float32", "float64", "float16", "bfloat16"]
 
 
 def isas() -> list[str]:
-    """The instruction sets that this machine has."""
+    """Return the instruction sets that this machine has."""
     names: list[str] = native.kernels().available_isas()
     return names
 
@@ -93,7 +93,7 @@ isa = native.using_isa
 
 
 def gaussian(n: int, dtype: str = "float32", seed: int = 0) -> Any:
-    """Normal data: a NumPy array, or a torch tensor for bfloat16, which NumPy lacks."""
+    """Return normal data: a NumPy array, or a torch tensor for bfloat16, which NumPy lacks."""
     values = np.random.default_rng(seed).standard_normal(n)
     if dtype == "bfloat16":
         return torch.from_numpy(values).to(torch.bfloat16)
@@ -101,19 +101,19 @@ def gaussian(n: int, dtype: str = "float32", seed: int = 0) -> Any:
 
 
 def wide(x: Any) -> npt.NDArray[np.float64]:
-    """Any float array or tensor as flat float64."""
+    """Return any float array or tensor as flat float64."""
     if is_torch(x):
         return x.detach().double().numpy().reshape(-1)
     return np.asarray(x, np.float64).reshape(-1)
 
 
 def bits(x: Any) -> bytes:
-    """The elements' bytes, to compare NaN and signed zero too."""
+    """Return the elements' bytes, to compare NaN and signed zero too."""
     return flatten(x).data.tobytes()
 
 
 def accumulator(dtype: DType, n: int, seed: int = 1) -> Array:
-    """A sum to add to: float32, or float64 for float64."""
+    """Return a sum to add to: float32, or float64 for float64."""
     return np.random.default_rng(seed).standard_normal(n).astype(dtype.accumulator.storage)
 
 
@@ -125,7 +125,7 @@ def reseal(msg: Array) -> Array:
 
 
 def relative_error(x: Any, y: Any) -> float:
-    """L2 norm of the difference over that of ``x``."""
+    """Return the L2 norm of the difference over that of ``x``."""
     return float(np.linalg.norm(wide(x) - wide(y)) / np.linalg.norm(wide(x)))
 
 
@@ -203,7 +203,7 @@ def check_round_trip(codec: Codec, x: Any) -> Any:
 
 
 def check_config(codec: Codec) -> None:
-    """The spec string, the config and the repr make an equal codec; parameters are read-only."""
+    """Check that the spec string, the config and the repr make an equal codec, and that parameters are read-only."""
     assert hc.get_codec(codec.spec) == codec
     assert hc.get_codec(codec.name, **codec.params) == codec
     assert hash(hc.get_codec(codec.spec)) == hash(codec)
@@ -222,7 +222,7 @@ def check_config(codec: Codec) -> None:
 
 
 def check_rejects(codec: Codec, x: Any) -> None:
-    """Wrong buffers are errors that say so."""
+    """Check that wrong buffers are errors that say so."""
     msg = codec.encode(x)
     n = flatten(x).size
     with pytest.raises(ValueError, match=f"{n + 1} elements"):
@@ -236,7 +236,7 @@ def check_rejects(codec: Codec, x: Any) -> None:
 
 
 def check_non_finite(codec: Codec, x: Array) -> None:
-    """A NaN or an infinity anywhere decodes to something that is not finite, there and in the sum."""
+    """Check that a NaN or an infinity anywhere decodes to something that is not finite, there and in the sum."""
     for value in (np.nan, np.inf, -np.inf):
         for at in (0, x.size // 2, x.size - 1):
             bad = x.copy()
@@ -249,7 +249,7 @@ def check_non_finite(codec: Codec, x: Array) -> None:
 
 
 def check_isas_agree(codec: Codec, x: Any) -> None:
-    """All instruction sets write the same message and decode it to the same bits."""
+    """Check that all instruction sets write the same message and decode it to the same bits."""
     results = set()
     for name in isas():
         with isa(name):
@@ -263,7 +263,7 @@ def check_isas_agree(codec: Codec, x: Any) -> None:
 
 
 def check_hostile(codec: Codec, x: Any) -> None:
-    """Damage is a WireError; a forged message with a good CRC is a WireError or decodes within its buffer."""
+    """Check that damage is a WireError; a forged message with a good CRC is one or decodes within its buffer."""
     msg = np.array(flatten(codec.encode(x)).data)
     for length in {*range(min(msg.size, 120)), msg.size - 1}:
         with pytest.raises(hc.WireError):

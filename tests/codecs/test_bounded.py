@@ -18,18 +18,18 @@ EXACT = np.longdouble  # 64 bits of mantissa: differences of close doubles are e
 
 
 def effective_bound(msg: np.ndarray) -> float:
-    """The absolute bound that a message carries."""
+    """Return the absolute bound that a message carries."""
     return float(msg[32:40].view(np.float64)[0])
 
 
 def codes_of(msg: np.ndarray) -> np.ndarray:
-    """The code of each block."""
+    """Return the code of each block."""
     count = int(msg[8:16].view(np.uint64)[0])
     return msg[48 : 48 + -(-count // BLOCK)]
 
 
 def widened(x: np.ndarray) -> np.ndarray:
-    """Values of fp32, fp64, fp16, or of bf16 (a torch tensor), exactly."""
+    """Return values of fp32, fp64, fp16, or of bf16 (a torch tensor), exactly."""
     return common.wide(x).astype(EXACT)
 
 
@@ -58,7 +58,7 @@ def check_bound(x, spec: str) -> np.ndarray:
 
 
 def shapes_of_data(n: int, dtype: str) -> list[np.ndarray]:
-    """Noise, smooth data far from zero, constants, zeros, wild magnitudes, and some that are not finite."""
+    """Return noise, smooth data far from zero, constants, zeros, wild magnitudes, and some that are not finite."""
     rng = np.random.default_rng(n)
     noise = rng.standard_normal(n)
     wild = noise * np.exp2(rng.uniform(-14, 10, n))
@@ -91,7 +91,7 @@ TYPES = {"float32": np.uint32, "float64": np.uint64, "float16": np.uint16}
 
 @st.composite
 def adversarial(draw):
-    """An array of any bit patterns, of numbers near multiples of the bound, or of numbers of any magnitude;
+    """Draw an array of any bit patterns, of numbers near multiples of the bound, or of numbers of any magnitude;
     and the bound."""
     dtype = draw(st.sampled_from(sorted(TYPES)))
     kind, unsigned = np.dtype(dtype), TYPES[dtype]
@@ -177,7 +177,7 @@ def test_the_relative_bound_is_that_of_the_finite_values():
         assert effective_bound(hc.get_codec("bounded:rel=0.5").encode(values)) == 6.0
     assert effective_bound(hc.get_codec("bounded").encode(np.full(9, np.nan, np.float32))) == 0
     assert effective_bound(hc.get_codec("bounded").encode(np.zeros(0, np.float32))) == 0
-    late = np.full(600_000, np.nan, np.float32)  # nothing finite in whole parts that are looked at apart
+    late = np.full(600_000, np.nan, np.float32)  # some parts hold nothing finite
     late[400_000:] = np.linspace(5, 7, 200_000)
     assert effective_bound(hc.get_codec("bounded:rel=0.5").encode(late)) == 1.0
     largest = np.finfo(np.float64).max
@@ -292,7 +292,7 @@ def test_hostile_prefixes_codes_and_lengths():
 
 
 def unpacked(data: bytes, count: int) -> np.ndarray:
-    """The integers of bit planes."""
+    """Return the integers of bit planes."""
     rows = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little").reshape(count, BLOCK)
     q = (rows.astype(np.int64) << np.arange(count)[:, None]).sum(axis=0)
     return np.where(q >> max(0, count - 1) & (count > 0), q - (1 << count), q)

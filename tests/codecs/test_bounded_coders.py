@@ -19,7 +19,7 @@ CHUNK, STREAMS, MOST_BITS, MIDDLE = 32768, 4, 12, 1024
 
 
 def integers(x: np.ndarray, bound: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Integers, which of them stand for their elements, and the values that they decode to."""
+    """Return integers, which of them stand for their elements, and the values that they decode to."""
     limit, step = model_step(bound, x.dtype)
     kind = np.float64 if x.dtype == np.float64 else np.float32
     if not step:
@@ -33,7 +33,7 @@ def integers(x: np.ndarray, bound: float) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def looked_up(n: int, vector: int, dtype: str, rows: int = 400) -> np.ndarray:
-    """Rows of a table in Zipf's order, some with elements that no integer stands for."""
+    """Return rows of a table in Zipf's order, some with elements that no integer stands for."""
     rng = np.random.default_rng(n)
     table = rng.standard_normal((rows, vector))
     table[3, 0], table[5, -1] = np.nan, 1e4
@@ -45,13 +45,13 @@ def looked_up(n: int, vector: int, dtype: str, rows: int = 400) -> np.ndarray:
 
 
 def packed(q: np.ndarray, bits: int) -> bytes:
-    """Integers in so many bits each, lowest first."""
+    """Pack integers in so many bits each, lowest first."""
     rows = (q[:, None] >> np.arange(bits)) & 1
     return np.packbits(rows.astype(np.uint8), bitorder="little").tobytes()
 
 
 def model_rows(x: np.ndarray, bound: float, vector: int) -> tuple[bytes, np.ndarray]:
-    """Payload after the prefix, and decoded values."""
+    """Return payload after the prefix, and decoded values."""
     q, holds, y = integers(x, bound)
     window: list[bytes] = []
     places, new, values = bytearray(), b"", y.copy()
@@ -118,7 +118,7 @@ def test_hostile_rows():
 
 
 def model_decoded(payload: bytes, x: np.ndarray, bound: float) -> tuple[np.ndarray, list[int]]:
-    """Decode what comes after the prefix bit by bit; also each chunk's kind."""
+    """Decode the payload after the prefix bit by bit; return the values, and each chunk's kind."""
     _, step = model_step(bound, x.dtype)
     kind = np.float64 if x.dtype == np.float64 else np.float32
     chunks = -(-x.size // CHUNK)
@@ -140,7 +140,7 @@ def model_decoded(payload: bytes, x: np.ndarray, bound: float) -> tuple[np.ndarr
 
 
 def code_of(chunk: bytes) -> tuple[list[int], int]:
-    """The bits of each symbol's code, the last that of kept elements, and where the streams begin."""
+    """Return the bits of each symbol's code, the last that of kept elements, and where the streams begin."""
     symbols = int.from_bytes(chunk[2:4], "little")
     end = 24 + symbols // 2 + 1
     halves = [half for byte in chunk[24:end] for half in (byte & 15, byte >> 4)]
@@ -180,7 +180,7 @@ def coded_chunk(chunk: bytes, m: int, dtype: np.dtype, kind: type, step: float) 
 
 
 def best_bits(counts: np.ndarray) -> int:
-    """Bits of a Huffman code of any depth."""
+    """Return the bits that a Huffman code of any depth takes."""
     heap, total = sorted(int(c) for c in counts if c), 0
     while len(heap) > 1:
         joined = heapq.heappop(heap) + heapq.heappop(heap)

@@ -13,7 +13,7 @@ from tests.codecs import common
 
 
 def floats_that_round() -> np.ndarray:
-    """Every half, every bfloat16, what lies half-way between two of either, and its neighbours."""
+    """Return every half, every bfloat16, what lies half-way between two of either, and its neighbours."""
     short = np.arange(1 << 16, dtype=np.uint16)
     halves = short.view(np.float16).astype(np.float32)
     bfloats = (short.astype(np.uint32) << 16).view(np.float32)
@@ -92,7 +92,7 @@ def test_random_doubles(name):
 @pytest.mark.parametrize("source", [d for d in DType if d.is_float])
 @pytest.mark.parametrize("target", [d for d in DType if d.is_float])
 def test_every_conversion(name, source, target):
-    """All pairs of types, of sizes around the vector length and the tile, against torch."""
+    """All pairs of types convert as torch does, at sizes around the vector length and the tile."""
     kernels = native.kernels()
     generator = torch.Generator().manual_seed(11)
     dtypes = {d: getattr(torch, d.label) for d in (source, target)}

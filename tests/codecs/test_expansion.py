@@ -29,7 +29,7 @@ def test_no_more_than_is_allowed(spec, device):
         assert decode(given).shape == (N,)  # little in all
     out = np.ones(N, np.float32)
     target = to_device(out) if device else out
-    hc.decode(given, out=target, max_bytes=1)  # whoever gives an array has the memory
+    hc.decode(given, out=target, max_bytes=1)  # a caller that gives an array has the memory
     assert not (to_host(target) if device else target).any()
 
 

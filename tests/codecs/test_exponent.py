@@ -16,7 +16,7 @@ BLOCK = 256
 HEADER = 32
 EXPONENT_BITS = {DType.FLOAT32: 8, DType.FLOAT64: 11, DType.FLOAT16: 5, DType.BFLOAT16: 8}
 ZEROS, RAW = 254, 255
-# First code, most escapes, bits of a field, whether a field stands for the exponent 0.
+# For each form: first code, most escapes, bits of a field, whether a field stands for the exponent 0.
 FORMS = [(0, 63, 3, False), (64, 63, 3, True), (128, 125, 4, True)]
 FEW = 16
 
@@ -25,7 +25,7 @@ FEW = 16
 
 
 def rows(fields: Array, bits: int) -> bytes:
-    """Fields of a block, packed: element 32 k + j is field k of byte j of each row."""
+    """Pack the fields of a block: element 32 k + j is field k of byte j of each row."""
     f = fields.astype(np.uint8).reshape(8, 32)
     if bits == 1:
         packed = [np.bitwise_or.reduce([f[k] << k for k in range(8)])]
@@ -41,7 +41,7 @@ def rows(fields: Array, bits: int) -> bytes:
 
 
 def model_block(words: Array, dtype: DType) -> tuple[int, bytes]:
-    """The code and the data of a block of storage as unsigned integers."""
+    """Return the code and the data of a block of storage as unsigned integers."""
     width, e_bits = words.itemsize, EXPONENT_BITS[dtype]
     raw = words.tobytes()
     if not words.any():
@@ -79,7 +79,7 @@ def model_block(words: Array, dtype: DType) -> tuple[int, bytes]:
 
 
 def model_payload(data: Array, dtype: DType) -> bytes:
-    """The payload that a codec's message of this storage has."""
+    """Return the payload that a codec's message of this storage has."""
     words = data.view(f"u{data.itemsize}")
     blocks = [model_block(words[at : at + BLOCK], dtype) for at in range(0, words.size, BLOCK)]
     return bytes(code for code, _ in blocks) + b"".join(block for _, block in blocks)
@@ -89,14 +89,14 @@ def model_payload(data: Array, dtype: DType) -> bytes:
 
 
 def stored(x: Array, dtype: DType) -> Array:
-    """Float64 values as storage of a type."""
+    """Return float64 values as storage of a type."""
     if dtype is DType.BFLOAT16:
         return np.array(flatten(torch.from_numpy(x).to(torch.bfloat16)).data)
     return x.astype(dtype.storage)
 
 
 def sets(dtype: DType, n: int) -> dict[str, Array]:
-    """Arrays that make blocks of every form, and any bits."""
+    """Return arrays that make blocks of every form, and any bits."""
     rng = np.random.default_rng(n)
     normal = rng.standard_normal(n)
     wide = np.clip(normal * np.exp2(rng.integers(-12, 12, n)), -6e4, 6e4)
@@ -151,7 +151,7 @@ def test_bytes_of_the_model(dtype, n):
 
 
 def test_the_sets_make_every_form():
-    """Else the test above would say less than it seems to."""
+    """The sets make every form, or the test above would say less than it seems to."""
     for dtype in EXPONENT_BITS:
         codes = set()
         for data in sets(dtype, 66_000).values():
@@ -212,7 +212,7 @@ def test_zeros_take_next_to_nothing():
 
 
 def forge(msg: Array, at: int, value: int) -> Array:
-    """A message with a byte replaced and the CRC that fits."""
+    """Return a message with a byte replaced and the CRC that fits."""
     bad = msg.copy()
     bad[at] = value
     return common.reseal(bad)

@@ -48,7 +48,7 @@ def test_one_message_by_hand():
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C bit by bit (RFC 3720, appendix B.4)."""
+    """Return the CRC-32C, bit by bit (RFC 3720, appendix B.4)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

@@ -1,4 +1,4 @@
-"""What a payload's head tells: devices check by it before their kernels start, and must say what the host says."""
+"""Heads of payloads: devices check by them before their kernels start, and must say what the host says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPECS = [spec for spec in common.SPECS if isinstance(hc.get_codec(spec), KernelC
 
 
 def verdict(check, *args) -> str | None:
-    """What a check finds wrong."""
+    """Return what a check finds wrong, or None."""
     try:
         check(*args)
     except WireError as error:

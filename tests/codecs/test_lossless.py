@@ -72,7 +72,7 @@ def test_chunks_of_several_kinds(dtype):
 
 @pytest.mark.parametrize("level", [1, 3, 9])
 def test_near_the_entropy_of_gaussian_data(level):
-    """Within 3 % of the most that any lossless codec can do."""
+    """The ratio is within 3 % of the most that any lossless codec can reach."""
     codec = hc.get_codec("lossless", level=level)
     for dtype, itemsize, ceiling in (
         ("float32", 4, 1.205),
@@ -113,7 +113,7 @@ def test_noise_hardly_expands(dtype):
 
 
 def test_sample_of_planes():
-    """The planes that are worth compressing, from the counts of a sample's bytes."""
+    """The counts of a sample's bytes tell which planes are worth compressing."""
     kernels = native.kernels()
     x = noise(5000, "uint32").copy()
     assert kernels.planes_compressible(x, 4, False) == 0
@@ -148,7 +148,7 @@ def test_threads_of_the_caller():
 
 
 def forged(planes: list[tuple[int, bytes]], n: int = 1000, dtype: DType = DType.UINT8) -> Array:
-    """A message of these planes: kind and bytes."""
+    """Return a message of these planes: kind and bytes."""
     table = b"".join(struct.pack("<I", kind << 24 | len(data)) for kind, data in planes)
     payload = table + b"".join(data for _, data in planes)
     msg = np.array(hc.get_codec("lossless").encode(np.zeros(0, dtype.storage)))
@@ -158,7 +158,7 @@ def forged(planes: list[tuple[int, bytes]], n: int = 1000, dtype: DType = DType.
 
 
 def frame(data: bytes, **options: Any) -> bytes:
-    """A zstd frame."""
+    """Return a zstd frame."""
     return zstandard.ZstdCompressor(**options).compress(data)
 
 

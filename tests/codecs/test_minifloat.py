@@ -11,7 +11,7 @@ from tests.codecs import common
 
 TORCH = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 LIMITS = {"e4m3": 448, "e5m2": 57344, "e2m1": 6}
-EXPONENTS = {"e4m3": 8, "e5m2": 15, "e2m1": 2}  # of the largest numbers
+EXPONENTS = {"e4m3": 8, "e5m2": 15, "e2m1": 2}  # exponents of the largest numbers
 CODES = {"e4m3": 0, "e5m2": 1, "e2m1": 2}
 SMALLEST = np.float32(2.0**-90)
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -19,14 +19,14 @@ SPECS = ["fp8:e4m3", "fp8:e5m2", "fp8:e5m2,block=24", "fp8:block=65536", "mxfp8:
 
 
 def numbers(kind: str) -> np.ndarray:
-    """What each code stands for."""
+    """Return the number that each code stands for."""
     if kind == "e2m1":
         return np.concatenate([E2M1, -E2M1])
     return torch.arange(256, dtype=torch.uint8).view(TORCH[kind]).float().numpy()
 
 
 def rounded(kind: str, y: np.ndarray) -> np.ndarray:
-    """Codes of the nearest numbers, ties to the even code, for finite float32; the largest number at most."""
+    """Return codes of the nearest numbers, ties to the even code, for finite float32; the largest number at most."""
     y = np.clip(y, -LIMITS[kind], LIMITS[kind]).astype(np.float32)
     if kind != "e2m1":
         return torch.from_numpy(y).to(TORCH[kind]).view(torch.uint8).numpy()
@@ -38,12 +38,12 @@ def rounded(kind: str, y: np.ndarray) -> np.ndarray:
 
 
 def parts(codec: hc.Codec) -> tuple[str, int, bool]:
-    """Format, block, whether the scales are E8M0."""
+    """Return format, block, whether the scales are E8M0."""
     return codec.params.get("format", "e2m1"), codec.params.get("block", 32), codec.name != "fp8"
 
 
 def model(codec: hc.Codec, x: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """Payload and decoded values, by the arithmetic that minifloat.py describes."""
+    """Return payload and decoded values, by the arithmetic that minifloat.py describes."""
     kind, block, mx = parts(codec)
     with np.errstate(over="ignore"):
         values = x.astype(np.float32)
@@ -165,7 +165,7 @@ def test_error_on_gaussian_data(spec, limit, dtype):
 
 @pytest.mark.parametrize(("spec", "step"), [("fp8:e4m3", 2.0**-4), ("fp8:e5m2", 2.0**-3)])
 def test_error_of_each_element(spec, step):
-    """Half a unit of the last bit, or of the smallest number, and a little for rounding the scale."""
+    """The error is half a unit of the last bit at most, or of the smallest number, and a little for the scale."""
     x = common.gaussian(6400)
     y = hc.decode(hc.get_codec(spec).encode(x))
     peaks = np.abs(x.reshape(-1, 128)).max(axis=1).repeat(128)
@@ -223,7 +223,7 @@ def test_flush_to_zero_modes_change_nothing(spec):
     rng = np.random.default_rng(11)
     peaks = np.repeat(rng.uniform(-130, -60, 3000), block)
     x = (rng.choice([-1, 1], peaks.size) * np.exp2(peaks - rng.uniform(0, 40, peaks.size))).astype(np.float32)
-    if block != parts(codec)[1]:  # one peak for thousands of these
+    if block != parts(codec)[1]:  # a large block has one peak for thousands of these
         x = np.minimum(np.abs(x), SMALLEST)
     assert np.any((x != 0) & (np.abs(x) < np.finfo(np.float32).tiny))
 

@@ -17,7 +17,7 @@ CHUNK = 1024
 
 
 def model_chunk(words: Array, lag: int) -> bytes:
-    """LNVs, BIT, LNV1s, ZE as the module's text says them, bit by bit; the words themselves if that is no less."""
+    """Apply LNVs, BIT, LNV1s and ZE bit by bit as the module's text says; return the words if that is no less."""
     bits = words.itemsize * 8
     lane_bits = 64 if bits == 64 else 32
     padded = np.zeros(CHUNK, words.dtype)
@@ -37,7 +37,7 @@ def model_chunk(words: Array, lag: int) -> bytes:
 
 
 def model_payload(x: Array, lag: int) -> bytes:
-    """The payload that a NumPy array makes."""
+    """Return the payload that a NumPy array makes."""
     width = {"b": 4, "c": x.itemsize // 2}.get(x.dtype.kind, x.itemsize if x.itemsize > 1 else 4)
     raw = x.tobytes()
     whole = len(raw) // width * width
@@ -48,12 +48,12 @@ def model_payload(x: Array, lag: int) -> bytes:
 
 
 def smooth(n: int, dtype: str) -> Array:
-    """A slow wave."""
+    """Return a slow wave."""
     return (100 * np.sin(np.arange(n) / 700)).astype(dtype)
 
 
 def noise(n: int, dtype: str, seed: int = 0) -> Array:
-    """Any bytes (for bool, any booleans): NaN payloads, denormals, signed zeros."""
+    """Return any bytes (for bool, any booleans): NaN payloads, denormals, signed zeros."""
     rng = np.random.default_rng(seed)
     if dtype == "bool":
         return rng.integers(0, 2, n).astype(bool)
@@ -121,7 +121,7 @@ def test_lag():
 
 
 def forge(msg: Array, at: int, data: bytes) -> Array:
-    """A message with some of its bytes replaced and the CRC that fits."""
+    """Return a message with some of its bytes replaced and the CRC that fits."""
     bad = msg.copy()
     bad[at : at + len(data)] = np.frombuffer(data, np.uint8)
     return common.reseal(bad)

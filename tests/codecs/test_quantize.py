@@ -10,7 +10,7 @@ from tests.codecs import common
 
 
 def model(x: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scales, integers and decoded values, by the arithmetic that quantize.py describes."""
+    """Return scales, integers and decoded values, by the arithmetic that quantize.py describes."""
     kind = np.float64 if x.dtype == np.float64 else np.float32
     limit = kind(2 ** (bits - 1) - 1)
     smallest = kind(2.0**-900 if kind is np.float64 else 2.0**-100)
@@ -31,7 +31,7 @@ def model(x: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.ndarray,
 
 
 def packed(q: np.ndarray, bits: int, block: int) -> bytes:
-    """The integers as the wire holds them."""
+    """Return the integers as the wire holds them."""
     out = bytearray()
     per_byte = 8 // bits
     for start in range(0, q.size, block):
@@ -71,7 +71,7 @@ def test_error_on_gaussian_data(spec, limit, dtype):
 
 @pytest.mark.parametrize(("spec", "steps"), [("int8:block=64", 127), ("int4:block=64", 7)])
 def test_error_of_each_element(spec, steps):
-    """At most half a step of its block's scale, and a little for rounding the scale."""
+    """The error is at most half a step of the block's scale, and a little for rounding the scale."""
     x = common.gaussian(6400)
     y = hc.decode(hc.get_codec(spec).encode(x))
     peaks = np.abs(x.reshape(-1, 64)).max(axis=1).repeat(64)

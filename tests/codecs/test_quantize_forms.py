@@ -21,7 +21,7 @@ def mix32(h: np.ndarray) -> np.ndarray:
 
 
 def random_bits(seed: int, n: int) -> np.ndarray:
-    """The 32 random bits of elements 0 .. n - 1, as random.hpp says."""
+    """Return the 32 random bits of elements 0 .. n - 1, as random.hpp says."""
     with np.errstate(over="ignore"):
         a = mix32(U32(seed & 0xFFFFFFFF) + U32(0x9E3779B9))
         b = mix32(a ^ U32(seed >> 32))
@@ -74,7 +74,7 @@ def test_offsets_are_the_models(bits, rounding, dtype, name):
 
 
 def hadamard(x: np.ndarray) -> np.ndarray:
-    """Stages of distance 1, 2, 4, ... in x's own type."""
+    """Transform in stages of distance 1, 2, 4, ... in x's own type."""
     x = x.copy()
     h = 1
     while h < x.size:

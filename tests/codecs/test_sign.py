@@ -10,7 +10,7 @@ from tests.codecs import common
 
 
 def model(x: np.ndarray, block: int) -> tuple[np.ndarray, bytes, np.ndarray]:
-    """Means, sign bits and decoded values, by the arithmetic that sign.hpp describes."""
+    """Return means, sign bits and decoded values, by the arithmetic that sign.hpp describes."""
     kind = np.float64 if x.dtype == np.float64 else np.float32
     tiny = kind(2.0**-900 if kind is np.float64 else 2.0**-100)
     means, values = [], []

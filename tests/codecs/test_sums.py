@@ -28,7 +28,7 @@ LONG = 70_001
 
 
 def unaligned(x: np.ndarray, offset: int) -> np.ndarray:
-    """A copy that begins `offset` bytes after a multiple of 64."""
+    """Return a copy that begins `offset` bytes after a multiple of 64."""
     memory = np.zeros(x.nbytes + 128, np.uint8)
     start = -memory.ctypes.data % 64 + offset
     copy = memory[start : start + x.nbytes].view(x.dtype)
@@ -123,7 +123,7 @@ def test_sums_do_not_depend_on_threads(spec):
 @pytest.mark.parametrize("spec", ["int8", "int4:block=32", "bf16", "topk:ratio=0.1"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_messages_of_several_codecs(spec, dtype):
-    """As a hierarchy has them: of this host's ranks as they are, of other hosts' leaders encoded sums."""
+    """A hierarchy sums parts of this host's ranks as they are, and encoded sums of other hosts' leaders."""
     codec, plain = hc.get_codec(spec), hc.get_codec("none")
     n = 5000
     parts = [*messages(plain, n, dtype, 2), *messages(codec, n, "float32", 2)]
@@ -133,7 +133,7 @@ def test_messages_of_several_codecs(spec, dtype):
 
 @pytest.mark.parametrize("spec", ["int8", "int4", "none", "bf16"])
 def test_one_pass_is_taken(spec):
-    """What the collectives use most must not fall back to separate calls unseen."""
+    """The sums that collectives use most must not fall back to separate calls unseen."""
     codec = hc.get_codec(spec)
     x, parts = own(1000, "float32"), messages(codec, 1000, "float32", 2)
     kernels, out = native.kernels(), empty(codec, 1000, DType.FLOAT32)

@@ -17,18 +17,18 @@ TAILS = [1, 2, 3, 4, 5, 63, 64, 65, 255, 256, 1027]
 
 
 def zfp_stream(x: np.ndarray, rate: float) -> bytes:
-    """The library's stream of an array of one dimension."""
+    """Return the library's stream of an array of one dimension."""
     return zfpy.compress_numpy(x, rate=rate, write_header=False)
 
 
 def zfp_values(stream: bytes, n: int, dtype: type, rate: float) -> np.ndarray:
-    """The library's values of a stream."""
+    """Return the library's values of a stream."""
     kind = zfpy.type_double if dtype is np.float64 else zfpy.type_float
     return np.asarray(zfpy._decompress(stream, kind, (n,), rate=rate))
 
 
 def check_both_ways(x: np.ndarray, rate: float) -> None:
-    """The library writes and reads what we do."""
+    """Check that the library writes and reads the same as the codec."""
     codec = hc.get_codec("zfp", rate=rate)
     dtype = x.dtype.type
     msg = codec.encode(x)
@@ -42,7 +42,7 @@ def check_both_ways(x: np.ndarray, rate: float) -> None:
 
 
 def samples(n: int, dtype: type, rng: np.random.Generator) -> list[np.ndarray]:
-    """Data of several kinds and scales, none below what zfp's scale can carry."""
+    """Return data of several kinds and scales, none below what zfp's scale can carry."""
     noise = rng.standard_normal(n)
     low, high = (-90, 120) if dtype is np.float32 else (-900, 1000)
     kinds = [
@@ -128,7 +128,7 @@ def test_random_bits_decode_as_in_zfp(dtype, name):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_small_exponents(dtype, name):
     """Where zfp's scale is finite the streams are zfp's; below, where it overflows, ours hold the values still."""
-    least = -97 if dtype is np.float32 else -961  # of frexp's exponents: 2^(30 - e) is finite
+    least = -97 if dtype is np.float32 else -961  # frexp's least exponent for which 2^(30 - e) is finite
     end = -119 if dtype is np.float32 else -1012  # the last whose scale zfp's decoder does not flush to zero
     smallest = -149 if dtype is np.float32 else -1074
     rate = 24 if dtype is np.float32 else 53
@@ -162,7 +162,7 @@ def test_denormals_beside_large_numbers(name):
 @pytest.mark.parametrize("name", common.isas())
 @pytest.mark.parametrize(("dtype", "rate"), [(np.float32, 2.75), (np.float64, 3.5)])
 def test_a_block_that_is_not_finite_decodes_to_infinity(dtype, rate, name):
-    """At the lowest rate already, in zfp too; the blocks beside it stay what zfp makes them."""
+    """The block does so at the lowest rate already, in zfp too; the blocks beside it stay what zfp makes them."""
     for value in (np.nan, np.inf, -np.inf):
         for r in (rate, rate + 0.25, rate + 0.5, 8, 32):
             for n in (1, 2, 3, 100, 103):

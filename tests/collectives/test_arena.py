@@ -29,7 +29,7 @@ def pool() -> ArenaPool:
 
 
 def pair() -> tuple[SharedMemoryPeers, SharedMemoryPeers]:
-    """Two ranks of one host, as each sees the other; here they are one process."""
+    """Return two ranks of one host, as each sees the other; here they are one process."""
     one, two = ArenaPool(), ArenaPool()
     return SharedMemoryPeers(one, {1: open_arena(two.arena.handle)}), SharedMemoryPeers(
         two, {0: open_arena(one.arena.handle)}
@@ -159,7 +159,7 @@ def test_another_file_is_no_arena(pool, wrong):
 
 
 def test_a_process_of_another_namespace_is_taken_for_nobody(pool):
-    """Its number is that of a process here, which has some other file there."""
+    """The handle's process number is that of a process here, which has some other file there."""
     handle = pool.arena.handle
     read, write = os.pipe()
     try:
@@ -264,7 +264,7 @@ def test_a_killed_process_leaves_nothing_behind():
         finally:
             child.send_signal(signal.SIGKILL)
             child.wait(30)
-    assert np.all(seen.block(FIRST, 5000) == 9)  # who reads it still can
+    assert np.all(seen.block(FIRST, 5000) == 9)  # a process that reads it still can
     with pytest.raises(OSError):  # noqa: PT011
         open_arena(handle)
     assert [

@@ -1,4 +1,4 @@
-"""What tells other ranks of trouble comes back though MPI does not."""
+"""Calls that tell other ranks of trouble come back though MPI does not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Request:
 
 
 class Comm:
-    """Sends to all ranks but those that are gone, to which it does not return; refuses some."""
+    """Communicator that sends to all ranks but those that are gone, to which it does not return; it refuses some."""
 
     def __init__(self, gone: set[int], refused: set[int]) -> None:
         self.gone, self.refused = gone, refused
@@ -113,11 +113,11 @@ def test_a_first_message_that_no_thread_could_send_is_never_sent(
 
 
 def test_a_thread_that_dies_before_it_runs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one does that finds no memory for its first steps: then Python's own start does not return."""
+    """A thread that finds no memory for its first steps dies so; Python's own start does not return then."""
     ran: list[str] = []
     late: list[Callable[[], None]] = []
     monkeypatch.setattr(blocked, "_START_LOOKS", 1)
-    for name in ("_start_new_thread", "_start_joinable_thread"):  # of Python to 3.12, and later
+    for name in ("_start_new_thread", "_start_joinable_thread"):  # the names in Python to 3.12, and later
         monkeypatch.setattr(threading, name, lambda run, *_, **__: late.append(run), raising=False)
     thread = blocked.Thread("late", lambda: ran.append("late"))
     with pytest.raises(RuntimeError, match="does not run"):

@@ -126,10 +126,10 @@ def test_a_policy_that_compressed_nothing_is_told():
     "rows",
     [
         [],
-        [plain("below min_bytes (16384)"), row()],  # something was
+        [plain("below min_bytes (16384)"), row()],  # something was compressed
         [plain("the policy says none"), plain("one rank"), plain("as sent")],
         [plain("broadcasts are exact unless named")],
-        [plain("below min_bytes (16384)", 30_000)],  # not worth a word
+        [plain("below min_bytes (16384)", 30_000)],  # too little for a word
     ],
 )
 def test_no_hint_where_all_is_well(rows):

@@ -20,7 +20,7 @@ HOW = {"least": 20e-6, "most": 1e-3, "share": 1 / 16}
 
 @pytest.fixture
 def message():
-    """A receive that no message has reached; sends it at the end, if nobody has."""
+    """Yield a receive that no message has reached, and a function that sends one, called in the end at the latest."""
     comm = MPI.COMM_SELF.Dup()
     request = comm.Irecv(np.empty(1), 0, 5)
     sent: list[MPI.Request] = []
@@ -51,7 +51,7 @@ def test_it_waits_until_the_time_is_over_or_the_message_is_there(message):
     assert wait.wait(handles, 0.0, brief, longest=20.0, **HOW)
     assert 0.05 <= time.monotonic() - began < 10
     timer.join()
-    assert request != MPI.REQUEST_NULL  # is left to whoever tests it
+    assert request != MPI.REQUEST_NULL  # left to the caller that tests it
     assert request.Test()
 
 

@@ -29,12 +29,12 @@ VALUES = ("gaussian", "zeros", "tiny", "huge", "not finite", "sparse", "mixed")
 
 @functools.cache
 def runtime() -> Runtime:
-    """The device under test."""
+    """Return the device under test."""
     return cuda.runtime_of(0) if ON_GPU else emulated()
 
 
 def to_device(values: Array, dtype: DType | None = None, *, offset: int = 0) -> Any:
-    """A device array with these values (the storage of ``dtype``), ``offset`` bytes off an aligned address."""
+    """Return a device array with these values (the storage of ``dtype``), ``offset`` bytes off an aligned address."""
     if not ON_GPU:
         return emulated().array(values, dtype, offset=offset)
     import cupy
@@ -45,14 +45,14 @@ def to_device(values: Array, dtype: DType | None = None, *, offset: int = 0) -> 
     if kind is DType.BFLOAT16:
         import torch
 
-        if not values.size:  # whose bytes have no stride that torch could view otherwise
+        if not values.size:  # an empty array's bytes have no stride that torch could view otherwise
             return torch.empty(values.shape, dtype=torch.bfloat16, device="cuda")
         return torch.from_dlpack(memory)[offset:].view(torch.bfloat16).view(values.shape)
     return memory[offset:].view(kind.storage).reshape(values.shape)
 
 
 def to_host(x: Any) -> Array:
-    """The storage of a device array in host memory."""
+    """Return the storage of a device array in host memory."""
     if hasattr(x, "get"):
         got: Array = x.get()
         return got
@@ -60,7 +60,7 @@ def to_host(x: Any) -> Array:
 
 
 def values(kind: str, n: int, dtype: str, seed: int = 0) -> Array:
-    """Test data by name, as the dtype's storage."""
+    """Return test data by name, as the dtype's storage."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(n)
     if kind == "zeros":
@@ -91,7 +91,7 @@ def values(kind: str, n: int, dtype: str, seed: int = 0) -> Array:
 
 
 def host_array(storage: Array, dtype: str) -> Any:
-    """What the CPU's codecs take for it: a torch tensor for bfloat16."""
+    """Return the storage as the CPU's codecs take it: a torch tensor for bfloat16."""
     if dtype != "bfloat16":
         return storage
     import torch
@@ -100,7 +100,7 @@ def host_array(storage: Array, dtype: str) -> Any:
 
 
 def assert_same(got: Array, want: Array, what: str) -> None:
-    """The same bits; any NaN for a NaN, since processors differ in the NaN that they make."""
+    """Assert the same bits; any NaN stands for a NaN, since processors differ in the NaN that they make."""
     if got.tobytes() == want.tobytes():
         return
     nan = np.isnan(got) & np.isnan(want) if got.dtype.kind == "f" else np.zeros(got.shape, bool)
@@ -112,7 +112,7 @@ def assert_same(got: Array, want: Array, what: str) -> None:
 
 
 def check(codec: Codec, storage: Array, dtype: str, *, outputs: bool = True) -> None:
-    """The device writes the CPU's message, and reads it as the CPU does, to every type and added."""
+    """Check that the device writes the CPU's message, and reads it as the CPU does, to every type and added."""
     kind = as_dtype(dtype)
     want = np.array(flatten(codec.encode(host_array(storage, dtype))).data)
     x = to_device(storage, kind)
@@ -139,12 +139,12 @@ def check(codec: Codec, storage: Array, dtype: str, *, outputs: bool = True) -> 
     assert_same(to_host(total), acc, f"{codec.spec}: {storage.size} {dtype} added")
 
 
-# Their bytes on a device may be others than the CPU's: another zstd, products of matrices in another order.
+# Codecs whose bytes on a device may be others than the CPU's: another zstd, matrix products in another order.
 OWN_BYTES = ("lossless", "powersgd")
 
 
 def check_reads(codec: Codec, storage: Array, dtype: str, tolerance: float = 1e-4) -> None:
-    """What either side writes, the other reads: exactly if the codec is, else nearly to the same values."""
+    """Check that either side reads what the other writes: exactly if the codec is, else nearly to the same values."""
     kind = as_dtype(dtype)
     written = [
         np.array(flatten(codec.encode(host_array(storage, dtype))).data),
@@ -171,7 +171,7 @@ def check_reads(codec: Codec, storage: Array, dtype: str, tolerance: float = 1e-
 
 
 def check_unaligned(codec: Codec, n: int) -> None:
-    """Messages and arrays at any address; room beyond a message stays as it was."""
+    """Check messages and arrays at any address; room beyond a message must stay as it was."""
     x = values("gaussian", n, "float32")
     want = np.array(codec.encode(x))
     for offset in (4, 8, 12):
@@ -188,7 +188,7 @@ def check_unaligned(codec: Codec, n: int) -> None:
 
 
 def check_hostile(codec: Codec, storage: Array, dtype: str, flips: int = 150) -> None:
-    """Damage is a WireError; a forged message with a good CRC is one too, or decodes within its buffer."""
+    """Check that damage is a WireError; a forged message with a good CRC is one too, or decodes within its buffer."""
     want = np.array(flatten(codec.encode(host_array(storage, dtype))).data)
     rng = np.random.default_rng(5)
     out = to_device(np.zeros(storage.size, storage.dtype), as_dtype(dtype))

@@ -1,4 +1,4 @@
-"""As much of CuPy as the package uses, with its names and signatures, over the emulation."""
+"""Stand-in for CuPy: as much as the package uses, with its names and signatures, over the emulation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.emulation.runtime import EmulatedArray, EmulatedEvent, EmulatedRuntim
 
 
 class NVRTC:
-    """The compiler, whose machine code is what it was given."""
+    """Stand-in for the compiler, whose machine code is what it was given."""
 
     class NVRTCError(RuntimeError):
-        """Its error."""
+        """Error of the compiler."""
 
     def __init__(self) -> None:
         self.compiled: list[str] = []  # names of programs
@@ -59,8 +59,8 @@ class CUDARuntimeError(RuntimeError):
 
 
 def make(device: EmulatedRuntime, *, version: str = "14.2.0", capability: tuple[int, int] = (9, 0)) -> Any:
-    """A module named cupy with one device."""
-    entered: list[str] = []  # what is current: devices and streams
+    """Return a module named cupy with one device."""
+    entered: list[str] = []  # current devices and streams
 
     class Context:
         def __enter__(self) -> Any:
@@ -163,7 +163,7 @@ def make(device: EmulatedRuntime, *, version: str = "14.2.0", capability: tuple[
         made.device = SimpleNamespace(id=0)
         return made
 
-    math_modes = [99]  # of cuBLAS: the user's own
+    math_modes = [99]  # modes of cuBLAS, the user's own first
 
     def set_math_mode(handle: int, mode: int) -> None:
         math_modes.append(mode)
@@ -184,7 +184,7 @@ def make(device: EmulatedRuntime, *, version: str = "14.2.0", capability: tuple[
         c: int,
         ldc: int,
     ) -> None:
-        """In Fortran's order: C (m x n) = op(A) op(B)."""
+        """Compute C (m x n) = op(A) op(B) in Fortran's order."""
         assert math_modes[-1] == 0
         assert "device 0" in entered
         assert (ctypes.c_float.from_address(alpha).value, ctypes.c_float.from_address(beta).value) == (1, 0)

@@ -1,4 +1,4 @@
-"""What :mod:`hybridcomp.nvcomp` uses of nvCOMP, on the emulation's memory, by the host's zstd.
+"""Stand-in for what :mod:`hybridcomp.nvcomp` uses of nvCOMP, on the emulation's memory, by the host's zstd.
 
 Its frames are other bytes than the codec's own: another level, and one block of each frame after the other.
 """
@@ -37,7 +37,7 @@ class Array:
 
 
 class Nvcomp:
-    """The module. ``broken`` makes it go wrong in one of the ways that callers must bear."""
+    """Stand-in for the module. ``broken`` makes it go wrong in one of the ways that callers must bear."""
 
     BitstreamKind = BitstreamKind
 

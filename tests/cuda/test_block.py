@@ -10,7 +10,7 @@ from tests.codecs.common import FLOATS
 from tests.cuda import common
 
 BITS = [8, 4, 2]
-# What has kernels of its own: blocks of powers of two, any others, long ones, transformed ones.
+# Blocks that have kernels of their own: powers of two, any others, long ones, transformed ones.
 PLAIN = ["block=128", "block=32", "block=512", "block=1024", "block=24", "block=8", "block=65536"]
 FORMS = [
     "rounding=stochastic,seed=5",

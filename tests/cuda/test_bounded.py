@@ -18,7 +18,7 @@ CODES = 48  # where a message's codes begin
 
 
 def patchwork(n: int, dtype: str) -> Any:
-    """Blocks of every kind, in an order that puts each beside others: lengths that are no multiple of four bytes."""
+    """Return blocks of every kind, in an order that puts each beside others; some lengths are no multiple of four."""
     rng = np.random.default_rng(n)
     x = np.empty(-(-n // 64) * 64)
     t = np.arange(64)
@@ -71,7 +71,7 @@ def test_blocks_of_every_kind(abs: float, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_every_number_of_planes(dtype: str) -> None:
-    """And bounds from those that keep everything to those that leave nothing."""
+    """Bounds go from those that keep everything to those that leave nothing."""
     noise = common.values("gaussian", 200, dtype)
     smooth = _as_storage(np.cumsum(np.full(200, 1.0)) + 1000, dtype)
     top = 38 if dtype != "float64" else 300
@@ -83,7 +83,7 @@ def test_every_number_of_planes(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_ranges(dtype: str) -> None:
-    """Of values that are not finite, denormal, as far apart as there are, at any place."""
+    """Ranges of values that are not finite, denormal, as far apart as there are, at any place."""
     bits = {"float64": np.uint64, "float32": np.uint32}.get(dtype, np.uint16)
     rng = np.random.default_rng(7)
     for n in (1, 5, 300, 5000):
@@ -101,7 +101,7 @@ def _storage(dtype: str) -> np.dtype[Any]:
 
 
 def test_elements_kept_bit_for_bit() -> None:
-    """Payloads of NaN too."""
+    """Payloads of NaN are kept, too."""
     for dtype, bits in (("float32", np.uint32), ("float16", np.uint16), ("bfloat16", np.uint16)):
         quiet = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}[dtype]
         x = common.values("gaussian", 700, dtype)
@@ -139,14 +139,14 @@ def test_hostile_codes() -> None:
 
 @pytest.mark.parametrize("spec", ["bounded", "bounded:abs=0.02"])
 def test_a_grid_of_one(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a grid is, its threads come to everything."""
+    """The threads of a grid of any size come to everything."""
     monkeypatch.setattr(Queue, "blocks", lambda self, items, per_block, waves=8: min(items, 1))
     common.check(hc.get_codec(spec), common.values("mixed", 18509, "float32"), "float32", outputs=False)
 
 
 @pytest.mark.parametrize("n", [1, 8191, 8192, 17_000])
 def test_starts(n: int) -> None:
-    """Of more chunks than the scan takes at a time."""
+    """The scan finds the starts of more chunks than it takes at a time."""
     queue = Queue(common.runtime(), 0)
     sizes = np.random.default_rng(n).integers(0, 16385, n, np.uint32)
     sums, starts = queue.array(n, np.uint32), queue.array(n, np.uint64)

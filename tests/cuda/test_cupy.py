@@ -60,7 +60,7 @@ def test_matrix_products(fake: Any, transposed: bool) -> None:
     queue.matmul(left, right, out, (5, 7, 3), transposed=transposed)
     np.testing.assert_allclose(queue.read(out).reshape(5, 3), a @ b, rtol=1e-5)
     assert fake.cuda.cublas.getMathMode(1) == 99, "the caller's mode is back"
-    queue.matmul(left[:0], right, out[:0], (0, 7, 3))  # nothing
+    queue.matmul(left[:0], right, out[:0], (0, 7, 3))  # an empty product
 
 
 def test_streams_events_and_pinned_memory(fake: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every codec on a device, briefly: what runs under a memory checker on a GPU, and with both kinds of checks here."""
+"""Every codec on a device, briefly: for a memory checker on a GPU, and for both kinds of checks here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hybridcomp.codecs.device.driver import has_driver
 from tests.codecs.common import SPECS
 from tests.cuda import common
 
-# Names of codecs that have no driver: what they carry from a device goes by way of the host's memory.
+# Names of codecs that have no driver: their messages from a device go by way of the host's memory.
 HOST_ONLY: set[str] = set()
 ON_DEVICE = [spec for spec in SPECS if has_driver(hc.get_codec(spec))]
 
@@ -50,6 +50,6 @@ def test_not_finite_stays_so(spec: str) -> None:
     x = np.random.default_rng(1).standard_normal(600).astype(np.float32)
     x[100], x[400] = np.nan, -np.inf
     y = common.to_host(hc.decode(codec.encode(common.to_device(x))))
-    if codec.name != "randomblock":  # which sends a part of its array
+    if codec.name != "randomblock":  # randomblock sends only a part of its array
         assert not np.isfinite(y[100])
         assert not np.isfinite(y[400])

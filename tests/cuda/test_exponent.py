@@ -11,7 +11,7 @@ from tests.codecs.common import FLOATS, reseal
 from tests.codecs.test_exponent import sets
 from tests.cuda import common
 
-# Blocks, those of a thread block, and what is left over.
+# Edges of blocks and of thread blocks, and remainders.
 SIZES = [0, 1, 31, 33, 255, 256, 257, 1023, 1024, 1025, 2049]
 OTHERS = [d.label for d in DType if not d.is_float]
 

@@ -21,7 +21,7 @@ from tests.cuda import common
 
 KEY = ("dp", "w")
 FORMS = ["ef", "ef21", "loco", "loco:beta=0.5,reset_steps=2", "dgc", "ef-sgdm"]
-# Kernels that encode with feedback at once, a codec that they are not for, and one that draws random numbers.
+# Codecs whose kernels encode with feedback at once, one without such kernels, and one that draws random numbers.
 CODECS = [
     "int8",
     "int4:block=32",
@@ -105,7 +105,7 @@ def test_keys_share_spare_memory_and_none_of_their_states() -> None:
     device, host = hc.ErrorFeedback("int4"), hc.ErrorFeedback("int4")
     for step in range(5):
         for key in (("a",), ("b",), ("c",)):
-            n = 900 if key == ("b",) and step == 3 else 1000  # forgets, and takes it up again
+            n = 900 if key == ("b",) and step == 3 else 1000  # the key is forgotten, and taken up again
             x = data_of(n, "float32", step + len(key[0]))
             want = host.encode(x, key)
             got = device.encode(common.to_device(x), key)
@@ -128,7 +128,7 @@ def test_outputs_that_are_wrong_are_refused() -> None:
 
 
 class _Pair:
-    """A memory of the host and one of the device, given the same."""
+    """Memories of the host and of the device, given the same."""
 
     def __init__(self, form: str, n: int, dtype: str) -> None:
         self.runtime = common.runtime()
@@ -158,7 +158,7 @@ class _Pair:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_reductions_in_spans_are_the_cpus(form: str, spec: str, dtype: str) -> None:
-    """What a rank does in a reduction: spans for others, one of its own, and the result of that."""
+    """A rank's reduction has spans for others, one of its own, and the result of that one."""
     n, codec = 1000, hc.get_codec(spec)
     pair = _Pair(form, n, dtype)
     cuts = [

@@ -55,13 +55,13 @@ def test_sketch_across_tiles(dtype: str) -> None:
     for n in (16383, 16384, 16385, 40_000):
         common.check(codec, common.values("sparse", n, dtype), dtype, outputs=n == 16385)
     half = common.values("sparse", 20_000, dtype)
-    half[:18_000] = 0  # a tile without any
+    half[:18_000] = 0  # a tile of zeros alone
     common.check(codec, half, dtype, outputs=False)
 
 
 @pytest.mark.parametrize(("spec", "n"), [("lattice:bits=16", 140_001), ("sketch", 300_001)])
 def test_grids_that_stride(spec: str, n: int) -> None:
-    """More elements than a grid of the emulation has at a time."""
+    """There are more elements than a grid of the emulation has at a time."""
     common.check(hc.get_codec(spec), common.values("sparse", n, "float32"), "float32", outputs=False)
 
 
@@ -197,7 +197,7 @@ EXACT = [
 
 
 def _host(result: Reduced) -> tuple[Any, Any]:
-    """Total and own in host memory."""
+    """Return total and own in host memory."""
     found = []
     for array in (result.total, result.own):
         assert isinstance(array, DeviceArray)
@@ -313,7 +313,7 @@ def test_error_feedback(dtype: str) -> None:
 
 
 def _run(steps: Any) -> Reduced:
-    """A reduction of one rank."""
+    """Run a reduction of one rank."""
     while True:
         try:
             following: Round = next(steps)

@@ -24,7 +24,7 @@ OTHERS = [d.label for d in DType if not d.is_float]
 
 @pytest.fixture(autouse=True)
 def _without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host's zstd, but for tests that say otherwise."""
+    """Use the host's zstd, but for tests that say otherwise."""
     monkeypatch.setenv("HYBRIDCOMP_NVCOMP", "off")
 
 
@@ -44,7 +44,7 @@ def use(monkeypatch: pytest.MonkeyPatch, library: Nvcomp) -> Nvcomp:
 
 
 def numbers(n: int, dtype: str) -> Any:
-    """Data of which some planes shrink and some do not."""
+    """Return data of which some planes shrink and some do not."""
     if as_dtype(dtype).is_float:
         return common.values("gaussian", n, dtype)
     rng = np.random.default_rng(n)
@@ -59,7 +59,7 @@ def numbers(n: int, dtype: str) -> Any:
 
 
 def check_exact(codec: Any, data: Any, dtype: str, *, same: bool) -> None:
-    """A message comes back bit for bit, on the device and on the CPU; it is the CPU's if ``same``."""
+    """Check that a message comes back bit for bit, on the device and on the CPU; it is the CPU's if ``same``."""
     kind = as_dtype(dtype)
     want = np.array(common.flatten(codec.encode(common.host_array(data, dtype))).data)
     got = common.to_host(codec.encode(common.to_device(data, kind)))
@@ -112,7 +112,7 @@ def test_hostile(n: int) -> None:
 
 
 def test_a_table_that_the_host_does_not_see_at_once() -> None:
-    """Of more planes than the head of a payload shows."""
+    """The table has more planes than the head of a payload shows."""
     data = numbers(2 * CHUNK + 5, "float64")
     msg = hc.get_codec("lossless").encode(data)
     assert 3 * 8 * 4 > 64
@@ -161,7 +161,7 @@ def test_nvcomp_may_fail(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_frames_beyond_nvcomp_go_to_the_host(fake: Nvcomp) -> None:
-    """One with a checksum, which nvCOMP would not look at."""
+    """A frame with a checksum, which nvCOMP would not look at, goes to the host."""
     data = np.zeros(500, np.int8)
     frame = np.frombuffer(zstandard.ZstdCompressor(write_checksum=True).compress(data.tobytes()), np.uint8)
     msg = np.zeros(36 + frame.size, np.uint8)

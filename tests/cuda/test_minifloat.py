@@ -11,7 +11,7 @@ from tests.codecs.common import FLOATS, reseal
 from tests.cuda import common
 
 USUAL = ["fp8", "mxfp8", "mxfp8:e5m2", "mxfp4"]
-# By chunks in registers, of part of a row and of several rows; by warps; by whole blocks of threads.
+# Blocks that go by chunks in registers, of part of a row and of several rows; by warps; by whole thread blocks.
 BLOCKS = [32, 64, 256, 512, 1024, 8, 24, 200, 2048, 2056, 65536]
 # Edges of a chunk, and messages whose codes begin at each address modulo 4, with whole chunks.
 SIZES = [31, 32, 33, 63, 64, 65, 1023, 1024, 1025, 2047, 2049, 2049 + 32, 2049 + 64, 2049 + 96, 3079]

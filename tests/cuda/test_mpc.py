@@ -13,13 +13,13 @@ from tests.codecs.common import FLOATS, reseal
 from tests.cuda import common
 
 SPECS = ["mpc", "mpc:lag=1", "mpc:lag=2", "mpc:lag=31", "mpc:lag=32"]
-# Tiles, chunks, a warp's and a block's chunks, and what is left over.
+# Edges of tiles, of chunks, of a warp's and a thread block's chunks, and remainders.
 SIZES = [0, 1, 2, 3, 31, 33, 64, 65, 1000, 1023, 1024, 1025, 2049, 4097, 5000]
 OTHERS = [d.label for d in DType if not d.is_float]
 
 
 def smooth(n: int, dtype: str) -> Any:
-    """Data that MPC shrinks, with a part that it does not."""
+    """Return data that MPC shrinks, with a part that it does not."""
     rng = np.random.default_rng(n)
     walk = np.cumsum(rng.integers(-3, 4, n))
     kind = as_dtype(dtype)
@@ -57,7 +57,7 @@ def test_other_types(dtype: str) -> None:
         out = common.to_device(np.zeros(n, data.dtype))
         hc.decode(common.to_device(want), out=out)
         assert common.to_host(out).tobytes() == data.tobytes()
-        if data.itemsize == 1:  # words of four at any address
+        if data.itemsize == 1:  # words of four bytes at any address
             for offset in (1, 3):
                 got = common.to_host(codec.encode(common.to_device(data, offset=offset)))
                 common.assert_same(got, want, f"{n} {dtype} at {offset}")
@@ -67,7 +67,7 @@ def test_other_types(dtype: str) -> None:
 
 
 def test_many_chunks() -> None:
-    # More than a group of sizes that are summed together, and the numbers of chunks that make odd addresses.
+    # There are more sizes than are summed as a group, and numbers of chunks that make odd addresses.
     for n in (129 * 1024 + 5, 300 * 1024):
         common.check(hc.get_codec("mpc"), smooth(n, "float16"), "float16", outputs=False)
 

@@ -10,7 +10,7 @@ from hybridcomp.device import Queue
 from tests.codecs.common import FLOATS
 from tests.cuda import common
 
-# The default; not a multiple of the sixteen sums; the least; half a step; groups of 512 and something; the most.
+# Blocks: the default; no multiple of the sixteen sums; the least; half a step; groups of 512 and something; the most.
 SPECS = ["sign", "sign:block=24", "sign:block=8", "sign:block=136", "sign:block=680", "sign:block=65536"]
 # Edges of a block, of a warp's two blocks, of a group of 512 and of a decoder's chunk of 1024.
 SIZES = [511, 512, 513, 1023, 1024, 1025, 2047, 2048, 2049, 3100]

@@ -19,7 +19,7 @@ from tests.cuda import common, fake_cupy
 from tests.emulation.runtime import emulated
 
 pytestmark = pytest.mark.skipif(common.ON_GPU, reason="the real CuPy is under test there")
-INSTALLED = {"cuda": (".cu", ".cuh"), "include": (".hpp",)}  # by kernels/cuda/CMakeLists.txt
+INSTALLED = {"cuda": (".cu", ".cuh"), "include": (".hpp",)}  # as kernels/cuda/CMakeLists.txt installs them
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_a_module_is_one_file(module: str) -> None:
 
 
 def test_every_source_belongs_to_a_module() -> None:
-    """And is installed: every file that a module pastes has one of the endings that CMake looks for."""
+    """Every source is installed, too: each file that a module pastes has one of the endings that CMake looks for."""
     folder = cuda.kernel_folder()
     sources = {source for source, _ in cuda.modules().values()}
     cu = folder / "cuda"
@@ -160,7 +160,7 @@ def test_the_usual_folder_is_the_users_cache(tmp_path: Path, monkeypatch: pytest
 
 
 def refused(monkeypatch: pytest.MonkeyPatch, cupy: Any, ordinal: int = 0) -> str:
-    """What is said of a device, if this is the module of CuPy."""
+    """Return the error about a device where this is the module of CuPy."""
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     with pytest.raises(hc.CudaUnavailableError) as caught:
         cuda.runtime_of(ordinal)

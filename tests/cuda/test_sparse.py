@@ -36,7 +36,7 @@ TILE, BLOCK = 1024, 65536
 
 
 def sample_places(n: int, groups: int) -> Array:
-    """Which elements of n a sample has (``group_start`` of :file:`hybridcomp/sparse.hpp`)."""
+    """Return the elements of n that a sample has (``group_start`` of :file:`hybridcomp/sparse.hpp`)."""
     slot = n // groups
     places = []
     for group in range(groups):
@@ -85,7 +85,7 @@ def test_edges_of_index_blocks(spec: str) -> None:
     "spec", ["topk:ratio=0.01", "topk:ratio=0.2", "sidco:ratio=0.02", "threshold:abs=2.0"]
 )
 def test_equal_magnitudes(spec: str, dtype: str) -> None:
-    """The lower indices of those equal to the least that is sent, and no more."""
+    """Among elements equal to the least that is sent, those of lower indices are sent, and no more."""
     codec = hc.get_codec(spec)
     x = np.random.default_rng(1).standard_normal(BLOCK + 3000)
     for data in (np.rint(x), np.full(x.size, -2.5), np.zeros(x.size)):
@@ -101,10 +101,10 @@ def test_a_sample_that_misleads(dtype: str) -> None:
     few = x.copy()
     few[places[:300]] += 5  # the sample's limit is too high: fewer than k elements reach it
     common.check(codec, _as(few, dtype), dtype, outputs=False)
-    many = np.full(n, 3.0) + x  # too low: what the sample does not show is larger
+    many = np.full(n, 3.0) + x  # the limit is too low: elements outside the sample are larger
     many[places] = x[places]
     common.check(codec, _as(many, dtype), dtype, outputs=False)
-    together = x.copy()  # more in a tile than there is room for
+    together = x.copy()  # a tile has more than there is room for
     together[5000:5500] *= 100
     common.check(codec, _as(together, dtype), dtype, outputs=False)
     common.check(hc.get_codec("threshold:abs=1.0"), _as(together, dtype), dtype, outputs=False)
@@ -112,7 +112,7 @@ def test_a_sample_that_misleads(dtype: str) -> None:
 
 
 def test_a_fit_that_finds_too_few() -> None:
-    """Then the largest of the whole tensor are sent, but no zeros."""
+    """If the fit finds too few, the largest of the whole tensor are sent, but no zeros."""
     n, codec = 50_000, hc.get_codec("sidco:ratio=0.01")
     places = sample_places(n, sparse._sample_groups(n, 500, 0))
     x = np.random.default_rng(4).standard_normal(n) * 0.1
@@ -169,7 +169,7 @@ def test_section_of_another_tensor() -> None:
 
 
 def _as(data: Array, dtype: str) -> Array:
-    """Doubles as the storage of a dtype."""
+    """Return doubles as the storage of a dtype."""
     if dtype != "bfloat16":
         with np.errstate(over="ignore"):
             return data.astype(dtype)

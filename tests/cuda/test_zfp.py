@@ -69,6 +69,6 @@ def test_unaligned_and_hostile(rate: float) -> None:
 
 @pytest.mark.parametrize("spec", ["zfp:rate=7.25", "zfp:rate=8", "zfp:rate=16"])
 def test_a_grid_of_one(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a grid is, its threads come to everything."""
+    """The threads of a grid of any size come to everything."""
     monkeypatch.setattr(Queue, "blocks", lambda self, items, per_block, waves=8: min(items, 1))
     common.check(hc.get_codec(spec), common.values("mixed", 5003, "float32"), "float32", outputs=False)

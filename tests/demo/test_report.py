@@ -59,7 +59,7 @@ def test_cells(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """Collects the images and the links out, and checks that tags are closed in order."""
+    """Parser that collects the images and the links out, and checks that tags are closed in order."""
 
     VOID = frozenset({"meta", "img", "link", "br"})
 

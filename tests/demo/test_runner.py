@@ -14,7 +14,7 @@ from hybridcomp.errors import ConfigError, PolicyError
 from tests.demo.fake import lines
 
 SMALL = DemoPlan(hosts=2, ppn=1, pp=1, dp=2, tp=1, steps=12, warmup_steps=2)
-# Writes a run's metrics a few lines at a time, on the first rank alone.
+# Program that writes a run's metrics a few lines at a time, on the first rank alone.
 TRAINER = """
 import json, os, pathlib, sys, time
 if os.environ.get("PMI_RANK", "0") == "0":
@@ -27,7 +27,7 @@ if os.environ.get("PMI_RANK", "0") == "0":
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FakePlan(DemoPlan):
-    """A plan whose runs write what they are told."""
+    """Plan whose runs write given metrics."""
 
     def command(self, run: Run, out: Path) -> list[str]:
         return ["python", "-c", TRAINER, str(out), json.dumps(lines(0.5, 2.0, 1, steps=run.steps))]

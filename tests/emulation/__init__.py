@@ -1,6 +1,6 @@
 """CUDA kernels run on the CPU: :class:`.emulator.Emulator` builds and launches them, and catches their faults.
 
-Each thread of a block is a fiber, which runs until it waits; blocks run in turn. What is found, and where:
+Each thread of a block is a fiber, which runs until it waits; blocks run in turn. Faults that are found, and where:
 
 * divergent barriers, warp collectives whose lanes are elsewhere or gone, kernels that wait for ever, launches of
   more threads than a kernel's bound: in both flavours;
@@ -8,8 +8,8 @@ Each thread of a block is a fiber, which runs until it waits; blocks run in turn
   buffers and shared arrays; misaligned accesses; reads of shared memory that nobody wrote: in ``race``;
 * what AddressSanitizer and UndefinedBehaviorSanitizer find: in ``checked``.
 
-Not found: reads of global memory that nobody wrote; endless loops without waits, atomics or accesses to memory. Of
-many concurrent readers of a word two are remembered, so a race with a third can escape if both of those are ordered
+Not found: reads of global memory that nobody wrote; endless loops without waits, atomics or accesses to memory. Two
+of many concurrent readers of a word are remembered, so a race with a third can escape if both of those are ordered
 by __syncwarp. Two threads of a block that order their accesses by __threadfence_block and a flag are reported though
 CUDA allows it; by __threadfence and an atomic counter in global memory they are not.
 """

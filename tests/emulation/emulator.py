@@ -93,7 +93,7 @@ class Emulator:
             raise EmulationError(_with_places(message.decode()))
 
     def alloc(self, nbytes: int) -> int:
-        """A global buffer of exactly so many bytes, aligned to 256, of arbitrary contents."""
+        """Allocate a global buffer of exactly so many bytes, aligned to 256, of arbitrary contents."""
         with _lock:
             pointer = self._runtime.hc_malloc(nbytes)
         if not pointer:
@@ -116,21 +116,21 @@ class Emulator:
             self._runtime.hc_unregister(ptr)
 
     def view(self, ptr: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """The bytes at ``ptr``; not to be used after they are freed."""
+        """Return the bytes at ``ptr``; not to be used after they are freed."""
         if nbytes == 0:
             return np.empty(0, np.uint8)
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(ptr))
 
     def checks(self, on: bool) -> None:
-        """Whether the race flavour watches the accesses; without it is several times faster."""
+        """Set whether the race flavour watches the accesses; without it is several times faster."""
         self._runtime.hc_checks(int(on))
 
     def limit(self, steps: int) -> None:
-        """After how many waits, atomics and watched accesses a block is taken for one that never ends."""
+        """Set after how many waits, atomics and watched accesses a block is taken for one that never ends."""
         self._runtime.hc_limit(steps)
 
     def _kernel(self, module: str, kernel: str) -> tuple[ctypes.c_void_p, int]:
-        """Its address, and the most threads that a block of it may have."""
+        """Return a kernel's address, and the most threads that a block of it may have."""
         if (module, kernel) in self._kernels:
             return self._kernels[module, kernel]
         if module not in self._modules:
@@ -175,7 +175,7 @@ def build(flavour: str, target: str = "all", lists: Sequence[Path] = _LISTS) -> 
 
 
 def checked_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a process that loads the checked flavour must be started with."""
+    """Return the environment that a process must be started with to load the checked flavour."""
     result = dict(os.environ if environment is None else environment)
     # libstdc++ too: AddressSanitizer wraps its functions only if it is there from the beginning.
     version = subprocess.run([compiler(), "--version"], capture_output=True, text=True, check=True).stdout
@@ -224,7 +224,7 @@ def _place(library: str, offset: str) -> str:
 
 
 def _find(name: str) -> str | None:
-    """A build tool of the running Python's environment, else of the path."""
+    """Return a build tool of the running Python's environment, else of the path."""
     return shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
 
 
@@ -243,7 +243,7 @@ def _generator() -> list[str]:
 
 
 def compiler() -> str:
-    """The C++ compiler that kernels are built with: g++, or what ``CXX`` names."""
+    """Return the C++ compiler that kernels are built with: g++, or what ``CXX`` names."""
     name = os.environ.get("CXX", "g++")
     found = shutil.which(name)
     if found is None:
@@ -261,7 +261,7 @@ def _library(name: str) -> str:
 
 
 def _run(command: list[str], what: str) -> None:
-    # Nothing of the sanitizers that this process may run under.
+    # The command runs without the sanitizers that this process may run under.
     environment = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:

@@ -24,7 +24,7 @@ class Device:
         self.made: dict[int, Array] = {}
 
     def put(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> tuple[int, Array]:
-        """A buffer with these values: its address, and its view."""
+        """Make a buffer with these values; return its address and its view."""
         source = np.asarray(values, dtype)
         address = self.emulator.alloc(source.nbytes)
         view = self.emulator.view(address, source.nbytes).view(source.dtype).reshape(source.shape)
@@ -35,7 +35,7 @@ class Device:
 
 @contextmanager
 def device(emulator: Emulator) -> Iterator[Device]:
-    """Arrays that are freed at the end."""
+    """Yield arrays that are freed at the end."""
     made = Device(emulator)
     try:
         yield made

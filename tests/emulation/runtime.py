@@ -23,12 +23,12 @@ from hybridcomp.arrays import DType, as_dtype
 from hybridcomp.device import Event, Runtime
 from tests.emulation.emulator import Emulator
 
-_PATTERN = 0xC5  # of memory that nothing was written to
+_PATTERN = 0xC5  # in memory that nothing was written to
 _turn = threading.RLock()
 
 
 class _Stream:
-    """Work that waits to be run."""
+    """Queue of work that waits to be run."""
 
     def __init__(self) -> None:
         self.work: deque[Callable[[], None]] = deque()
@@ -54,7 +54,7 @@ class EmulatedEvent:
         self.stream, self.number, self.looks = stream, stream.put, 0
 
     def done(self) -> bool:
-        """False at the first look, as a busy device would say."""
+        """Return False at the first look, as a busy device would."""
         self.looks += 1
         if self.looks > 1:
             self.wait()
@@ -141,7 +141,7 @@ class EmulatedRuntime(Runtime):
     def array(
         self, values: npt.NDArray[Any], dtype: DType | None = None, *, offset: int = 0
     ) -> EmulatedArray:
-        """A device array with these values, in memory of its own size; ``offset`` bytes off an aligned address."""
+        """Return a device array with these values, in memory of its own; ``offset`` bytes off an aligned address."""
         kind = dtype or as_dtype(values.dtype)
         memory = _Memory(self, values.nbytes + offset, 0)
         view = self.emulator.view(memory.ptr, values.nbytes + offset)[offset:]
@@ -153,7 +153,7 @@ class EmulatedRuntime(Runtime):
 
 
 class _Memory:
-    """What a device array keeps alive. Freed in its stream's order: work put there before may still use it."""
+    """Memory that a device array keeps alive, freed in its stream's order: work put there before may still use it."""
 
     def __init__(self, runtime: EmulatedRuntime, nbytes: int, stream: int) -> None:
         self.ptr = runtime.emulator.alloc(max(nbytes, 1))
@@ -163,7 +163,7 @@ class _Memory:
 
 
 class EmulatedArray:
-    """What CuPy's array would be."""
+    """Stand-in for CuPy's array."""
 
     def __init__(self, runtime: EmulatedRuntime, view: npt.NDArray[Any], dtype: DType, owner: object) -> None:
         self.__hybridcomp_runtime__ = self._runtime = runtime
@@ -196,12 +196,12 @@ class EmulatedArray:
         return part
 
     def get(self) -> npt.NDArray[Any]:
-        """A copy in host memory, after all work of the default stream."""
+        """Return a copy in host memory, after all work of the default stream."""
         self._runtime.synchronize(0)
         return self._view.copy()
 
 
 @functools.cache
 def emulated() -> EmulatedRuntime:
-    """The tests' device, of the flavour that HC_EMULATION_FLAVOUR names (``race``)."""
+    """Return the tests' device, of the flavour that HC_EMULATION_FLAVOUR names (``race``)."""
     return EmulatedRuntime(os.environ.get("HC_EMULATION_FLAVOUR", "race"))

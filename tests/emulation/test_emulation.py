@@ -24,14 +24,14 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Fault:
-    """How a kernel of planted.cu is launched, and what must be said of it in each flavour."""
+    """Launch of a kernel of planted.cu, and the error that each flavour must raise."""
 
     kernel: str
     race: str | None  # regular expressions; None: that flavour need not see it
     checked: str | None = None
     grid: int = 1
     block: int = 32
-    values: tuple[int, ...] = ()  # after the buffer of 1024 bytes, which is the first argument
+    values: tuple[int, ...] = ()  # arguments after the buffer of 1024 bytes, which is the first
     buffers: int = 1
     shared: int = 0
     seeds: tuple[int, ...] = (0, 1, 2, 3)
@@ -249,7 +249,7 @@ def test_abort_checked(fault: Fault) -> None:
 
 
 def main(kernels: list[str]) -> None:
-    """In the checked flavour: launch faulty kernels, and print what is said of them."""
+    """Launch faulty kernels in the checked flavour, and print what is said of them."""
     emulator = Emulator("checked")
     emulator.limit(100_000)
     for fault in (f for f in FAULTS if f.kernel in kernels):

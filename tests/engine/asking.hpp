@@ -1,4 +1,4 @@
-// Stands in for Python: computes the steps of an execution that the engine asks for.
+// Stand-in for Python: computes the steps of an execution that the engine asks for.
 #pragma once
 
 #include <cstring>
@@ -12,7 +12,7 @@ namespace checked {
 using namespace hybridcomp;
 using namespace hybridcomp::engine;
 
-// The arrays of one operation, of floats.
+// The arrays of floats of one operation.
 struct Arrays {
   const float* send;
   float* recv;
@@ -28,7 +28,7 @@ class Answer {
         asked_(asked),
         arrays_(arrays) {}
 
-  // Compute the step; the bytes of the message that it has made.
+  // Compute the step; return the bytes of the message that it has made.
   std::size_t compute() const {
     if (step_.kind == kEncode) return encode();
     if (step_.kind == kDecode) {

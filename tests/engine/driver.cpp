@@ -17,7 +17,7 @@ namespace checked {
 namespace {
 
 using Cases = std::vector<const Case*>;
-using Results = std::vector<std::vector<float>>;  // of each rank
+using Results = std::vector<std::vector<float>>;  // results of each rank
 
 void same(const Results& results, const std::string& what) {
   for (const auto& result : results)
@@ -26,7 +26,7 @@ void same(const Results& results, const std::string& what) {
            what + ": ranks have different bits");
 }
 
-// A write past the end of some buffer into a free block's lease makes no readers for whoever has it next.
+// A write past the end of some buffer into a free block's lease makes no readers for its next owner.
 void stray_write() {
   alignas(kLine) static std::uint8_t memory[1 << 14];
   Blocks blocks;
@@ -43,7 +43,7 @@ double slept(Nap& nap, double pause, double longest) {
   return now() - began;
 }
 
-// What is written to a pipe ends the sleep of whoever sleeps on the event queue that watches it.
+// A write to a pipe ends the sleep of a thread on the event queue that watches it.
 void woken() {
   int pipes[2];
   const int queue = epoll_create1(0);
@@ -63,7 +63,7 @@ void woken() {
     char byte;
     if (i < 2) expect(read(pipes[0], &byte, 1) == 1, "nothing was read");
   }
-  // The last one was woken in vain, and something is there still: it sleeps once even so.
+  // The last sleep was ended in vain, and something is there still: the thread sleeps once even so.
   expect(slept(nap, 0.05, 60) >= 0.05, "there is a look for every packet");
   nap.looked(false);
   expect(slept(nap, 20, 60) < 10, "what has come does not end a sleep");
@@ -71,14 +71,14 @@ void woken() {
   expect(slept(other, 20, 60) < 10, "the other descriptor does not end a sleep");
   char byte;
   expect(read(pipes[0], &byte, 1) == 1, "nothing was read");
-  // Patient, until a look finds what nothing has told of; then not.
+  // A nap is patient until a look finds something that no event told of; then not.
   expect(slept(nap, 0.2, 60) >= 0.8, "whom something would wake is not patient");
   nap.looked(true);
   expect(slept(nap, 0.2, 60) < 0.8, "who was late is patient still");
   for (const int descriptor : {pipes[0], pipes[1], queue}) close(descriptor);
 }
 
-// One operation of all ranks, from a thread each.
+// Run one operation of all ranks, from a thread each.
 void once(World& world, const Case& what, const World::Groups& groups, std::uint64_t seed) {
   Results results(groups.size());
   world.on_all([&](int rank) {
@@ -91,9 +91,9 @@ void once(World& world, const Case& what, const World::Groups& groups, std::uint
   same(results, what.name);
 }
 
-// Several threads of each rank, each with a communicator of its own and a random program of operations, alike
-// on all ranks: some are waited for at once, some later and in another order on each rank, some are left to
-// the engine's own thread.
+// Run several threads of each rank, each with a communicator of its own and a random program of operations,
+// alike on all ranks: some are waited for at once, some later and in another order on each rank, some are
+// left to the engine's own thread.
 void overlap(World& world, const Cases& cases, std::uint64_t seed, int steps) {
   constexpr std::size_t kThreads = 3;
   std::vector<World::Groups> groups;
@@ -139,7 +139,7 @@ void overlap(World& world, const Cases& cases, std::uint64_t seed, int steps) {
 
 constexpr int kLate = 60;  // operations: more messages than a ring holds
 
-// The last rank begins when the others have begun all: what they send it fills its rings.
+// The last rank begins when the others have begun all: their messages to it fill its rings.
 void late(World& world, const Case& what, std::uint64_t seed, int operations) {
   const World::Groups groups = world.join();
   std::vector<Results> results(static_cast<std::size_t>(operations), Results(groups.size()));
@@ -161,8 +161,8 @@ void late(World& world, const Case& what, std::uint64_t seed, int operations) {
   for (const Results& of : results) same(of, what.name);
 }
 
-// An operation that a rank gives up or that fails there, and then on the others, who are told, while a thread
-// of theirs waits. Returns the failures.
+// Run an operation that a rank gives up or that fails there, and then on the others, which are told of it
+// while a thread of theirs waits. Returns the failures.
 std::vector<Failure> broken(World& world, const Case& what, const World::Groups& groups, std::uint64_t seed,
                             bool given_up) {
   std::vector<Failure> failures(groups.size());
@@ -200,23 +200,23 @@ void damaged(World& world, const Case& what, fake::Damage how, std::uint64_t see
   const bool met = fake::Network::get().damaged();
   const bool truncated = how == fake::kTooLong, refused = how == fake::kRefused || how == fake::kUnread;
   const Fault wanted = truncated || refused ? Fault::kMpi : what.plain ? Fault::kLength : Fault::kMessage;
-  const bool sizes = what.regions(0) > 0;  // which are encoded, whatever else is
+  const bool sizes = what.regions(0) > 0;  // encoded even where elements are not
   int failed = 0;
   for (const Failure& failure : failures) {
     if (failure.fault == Fault::kNone) continue;
     ++failed;
-    // A little longer: past the room of its receive, or not.
+    // A slightly longer message is past the room of its receive, or not.
     if (how == fake::kLonger && failure.fault == Fault::kMpi && failure.code == fake::kTruncated) continue;
     if (sizes && what.plain && failure.fault == Fault::kMessage) continue;
     expect(failure.fault == wanted, name + ": fault " + std::to_string(static_cast<int>(failure.fault)));
     const int code = truncated ? fake::kTruncated : refused ? fake::kBroken : 0;
     expect(failure.code == code, name + ": code " + std::to_string(failure.code));
   }
-  // What is behind a whole encoded message is not read.
+  // Bytes behind a whole encoded message are not read.
   expect(failed == met || (how == fake::kLonger && (!what.plain || sizes)),
          name + ": " + std::to_string(failed) + " ranks failed");
   *happened += met;
-  once(world, what, world.join(), seed + 1);  // what failed does no harm to others
+  once(world, what, world.join(), seed + 1);  // a failed operation does no harm to others
 }
 
 // Operations go by MPI alone until, while some run, the ranks of a host get arenas.
@@ -239,7 +239,7 @@ void arenas_come(World& world, const Cases& cases, std::uint64_t seed) {
   running.join();
 }
 
-class Told {  // how long what took
+class Told {  // prints how long a test took
  public:
   explicit Told(const char* what) : what_(what) {}
   ~Told() { std::printf("%s: %d, %.1f s\n", what_, count, now() - began_); }

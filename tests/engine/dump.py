@@ -21,7 +21,7 @@ MODES = ("plain", "int8", "ef")
 
 
 def topologies(ranks: int) -> dict[str, Topology]:
-    """All on one host, on two, and each on a host of its own, by name."""
+    """Return layouts with all ranks on one host, on two, and each on a host of its own, by name."""
     hosts = {
         "one": tuple(0 for _ in range(ranks)),
         "two": tuple(rank * 2 // ranks for rank in range(ranks)),
@@ -31,7 +31,7 @@ def topologies(ranks: int) -> dict[str, Topology]:
 
 
 def packed(operation: Operation, topology: Topology, algorithm: str) -> array[int]:
-    """One case as the driver reads it."""
+    """Return one case as the driver reads it."""
     numbers = array("q", (len(topology.hosts), *topology.hosts, operation.counts[0]))
     numbers.extend((operation.plain, operation.feedback, operation.mean))
     for rank in range(len(topology.hosts)):

@@ -46,7 +46,7 @@ class Network {
     return communicators_.size();
   }
 
-  // Damage a message of a communicator: the next one, after some.
+  // Damage the message of a communicator that follows the next `after` ones.
   void damage(int group, std::uint64_t after, Damage how) {
     const std::lock_guard lock(mutex_);
     damaged_group_ = group;
@@ -54,7 +54,7 @@ class Network {
     damage_ = how;
   }
 
-  // Whether that has happened; else it will not any more.
+  // Whether the damage was done; if not, it will not be done any more.
   bool damaged() {
     const std::lock_guard lock(mutex_);
     const bool happened = damage_ == kNone;
@@ -79,7 +79,7 @@ class Network {
     }
     if (how == kRefused) {
       refused_.insert(key);
-      // As MPI takes its time to find out, while more messages may be on their way here.
+      // MPI takes its time to find out, while more messages may be on their way here.
       lock.unlock();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       return kBroken;
@@ -138,7 +138,7 @@ class Network {
     return found != requests_.end() && std::exchange(found->second.unread, false);
   }
 
-  // What no receive has met yet is not received any more.
+  // Cancel a receive that no message has met yet.
   void cancel(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
     for (auto& [key, box] : boxes_)
@@ -159,7 +159,7 @@ class Network {
     const std::uint8_t* from;
     std::size_t bytes;
     std::vector<std::uint8_t> copy;
-    std::uint64_t request;  // of the send, if it waits for the receive
+    std::uint64_t request;  // id of the send, if it waits for the receive
     bool unread;            // other bytes arrive, as where MPI could not read those of a rank that has died
   };
   struct Request {
@@ -219,7 +219,8 @@ struct Status {
   int bytes, cancelled, unused[2], error;
 };
 
-// The same as MPI has them: `Handle` is an integer of 4 bytes, as of MPICH, or of 8, as Open MPI's pointers.
+// The functions as MPI has them; `Handle` is an integer of 4 bytes, as in MPICH, or of 8, as pointers of
+// Open MPI.
 template <typename Handle>
 struct Functions {
   static int isend(const void* data, int count, std::uint64_t, int peer, int tag, std::uint64_t comm,

@@ -8,7 +8,7 @@
 
 namespace checked {
 
-constexpr std::int64_t kSizesForm = 2;  // of a slot: Schedule.packed
+constexpr std::int64_t kSizesForm = 2;  // form of a slot: see Schedule.packed
 
 enum Field { kKind, kSlot, kPeer, kChannel, kCount, kSpan, kSpanAt, kOut, kOutAt, kDivide, kMemory, kSums };
 constexpr std::size_t kSumCount = 12, kAfter = 13,
@@ -20,7 +20,7 @@ class Hostile {
   Hostile(const Case& what, int rank)
       : case_(what), rank_(rank), packed_(what.packed[static_cast<std::size_t>(rank)]) {}
 
-  // How many programs were refused.
+  // Try them all; return how many programs were refused.
   int all() {
     for (std::size_t i = 0; i < packed_.steps.size() / kStepWords; ++i) step(i);
     slots();
@@ -32,7 +32,7 @@ class Hostile {
     return refused_;
   }
 
-  // Programs with some fields at random, as many as are asked for.
+  // Try programs with some fields at random, as many as are asked for.
   void random(int times, std::uint64_t seed) {
     if (packed_.steps.empty()) return;
     std::mt19937_64 random(seed);
@@ -64,7 +64,7 @@ class Hostile {
     ++refused_;
   }
 
-  // The program with a number changed.
+  // Try the program with a number changed.
   void with(std::vector<std::int64_t>& numbers, std::size_t at, std::int64_t value, const std::string& what) {
     const std::int64_t before = std::exchange(numbers[at], value);
     refused(what + " " + std::to_string(value));
@@ -123,7 +123,7 @@ class Hostile {
       set(kOwner, {0});
     }
 
-    // What it sums, and what it waits for: itself, a later step, or none at all.
+    // Slots that it sums, and steps that it waits for: itself, a later step, or none at all.
     const auto here = static_cast<std::int64_t>(i);
     for (std::int64_t d = 0; d < w[kAfterCount]; ++d)
       for (const std::int64_t other : {here, here + 1, std::int64_t(-1), kWrap, kMost})

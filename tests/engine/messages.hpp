@@ -7,7 +7,7 @@ namespace checked {
 
 constexpr std::size_t kRoom = 4000;  // elements for which receivers have room
 
-// A send of so many elements, or a receive of at most so many, as direct.send builds it
+// The program of a send of so many elements, or of a receive of at most so many, as direct.send builds it
 // (hybridcomp/schedules/algorithms/direct.py).
 inline std::shared_ptr<const Program> message_program(bool sends, std::size_t count) {
   const auto n = static_cast<std::int64_t>(count);
@@ -58,7 +58,7 @@ class Letter {
   std::shared_ptr<Execution> execution_;
 };
 
-// Elements as they are, which MPI carries without the engine.
+// Send elements as they are, which MPI carries without the engine.
 inline void send_plain(const Group& group, const std::vector<float>& values, int tag) {
   std::uint64_t id = 0;
   int bytes = 0, error = 0, cancelled = 0;
@@ -68,7 +68,7 @@ inline void send_plain(const Group& group, const std::vector<float>& values, int
 }
 
 // Two ranks exchange messages of any lengths, encoded or not, from three threads each: in the order of a tag,
-// whoever posts first. Some receives are cancelled before.
+// whichever side posts first. Some receives are cancelled before.
 inline void exchange(World& world, std::uint64_t seed, int messages) {
   World::Groups groups = world.join(false);
   if (seed % 2)

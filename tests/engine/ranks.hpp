@@ -79,7 +79,7 @@ struct Case {
                                      group.channels(), fault);
   }
 
-  // Otherwise: where elements are encoded, so that it asks; else of integers.
+  // Read a case. With `otherwise` it asks for steps if elements are encoded, and has integers if not.
   Case(const std::string& folder, const std::string& file, bool otherwise) : name(file) {
     std::ifstream in(folder + "/" + file, std::ios::binary);
     const auto next = [&] {
@@ -125,9 +125,9 @@ struct Rank {
   }
   Engine engine;
   std::atomic<int> news = 0;
-  Arena arena;  // what others see of it, once it has one
+  Arena arena;  // memory that other ranks see, once there is one
 
-  // Operations that ask for steps: whoever waits for one computes those of all, one at a time.
+  // Operations that ask for steps: a thread that waits for one computes those of all, one at a time.
   std::mutex steps;
   std::vector<const Flight*> asking;
   void compute();
@@ -144,7 +144,7 @@ class World {
     for (std::size_t i = 0; i < hosts_.size(); ++i) ranks_.push_back(std::make_unique<Rank>(mpi));
   }
 
-  // Ends all threads. What failed may still be used by the fake's mailboxes, so arenas stay where that is so.
+  // Ends all threads. Arenas stay after a failure, since the fake's mailboxes may still use them.
   ~World() {
     for (const auto& rank : ranks_) rank->engine.stop();
     if (failed)
@@ -228,7 +228,7 @@ class World {
     return found;
   }
 
-  // Which of another's rings, which are in the order of its neighbours, is a rank's.
+  // Index of a rank's ring among another's rings, which are in the order of that one's neighbours.
   std::size_t place(int rank, int of) const {
     const std::vector<int> all = neighbours(of);
     return static_cast<std::size_t>(std::find(all.begin(), all.end(), rank) - all.begin());
@@ -241,7 +241,7 @@ class World {
 
 // -- operations --------------------------------------------------------------------------------------------
 
-// Whole numbers, so that sums are exact in any order.
+// Return whole numbers, so that sums are exact in any order.
 inline float element(std::uint64_t seed, int rank, std::size_t i) {
   return static_cast<float>((seed * 31 + static_cast<std::uint64_t>(rank) * 7 + i * 13) % 65) - 32;
 }
@@ -290,7 +290,7 @@ class Flight {
   Execution& operator*() const { return *execution_; }
   Execution* operator->() const { return execution_.get(); }
 
-  // As Python waits: for some milliseconds at a time.
+  // Wait as Python does, for some milliseconds at a time.
   void wait() const {
     for (const double until = now() + kPatience; !engine_->wait(*execution_, 5e-3, 0, true);) {
       expect(now() < until, case_->name + " hangs");
@@ -314,12 +314,12 @@ class Flight {
   void abandon() const { engine_->abandon(*execution_); }
   std::vector<Unfinished> unfinished() const { return engine_->unfinished(*execution_); }
 
-  // It ended well, with the sum.
+  // Check that it ended well, with the sum.
   void check() const {
     expect(execution_->done() && execution_->failure().fault == Fault::kNone,
            case_->name + ": fault " + std::to_string(static_cast<int>(execution_->failure().fault)));
     const float ranks = static_cast<float>(case_->ranks());
-    const float allowed = case_->plain ? 1e-5f * ranks : ranks;  // of int8: parts and sums are rounded
+    const float allowed = case_->plain ? 1e-5f * ranks : ranks;  // int8 rounds parts and sums
     for (std::size_t i = 0; i < recv_.size(); ++i) {
       float sum = 0;
       for (int rank = 0; rank < case_->ranks(); ++rank) sum += element(seed_, rank, i);

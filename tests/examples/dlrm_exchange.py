@@ -1,4 +1,4 @@
-"""Exchanges rows as examples/dlrm.py does, and checks what arrives: ``mpiexec -n 3 python dlrm_exchange.py``."""
+"""Exchange rows as examples/dlrm.py does, and check what arrives: ``mpiexec -n 3 python dlrm_exchange.py``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Runs the code of a page in order, on every rank: ``mpiexec -n 4 python page.py docs/torch.md``.
+"""Run the code of a page in order, on every rank: ``mpiexec -n 4 python page.py docs/torch.md``.
 
-What follows a comment ``<!-- not run: why -->`` is left out.
+Code that follows a comment ``<!-- not run: why -->`` is left out.
 """
 
 import re

@@ -25,7 +25,7 @@ def program() -> dict[str, Any]:
 
 
 def losses_of_one_process(program: dict[str, Any]) -> list[float]:
-    """Plain PyTorch: whole tables, dense gradients, all ranks' samples in one batch."""
+    """Return losses of plain PyTorch: whole tables, dense gradients, all ranks' samples in one batch."""
     clicks, dtype = program["Clicks"](SEED, ROWS), torch.float64
     tables = [
         nn.Parameter(program["table"](t, n, WIDTH, SEED, dtype).weight.detach().clone())

@@ -26,10 +26,10 @@ PROGRAMS = {
 
 @dataclass
 class Said:
-    """What a program printed.
+    """Output of a program.
 
     Attributes:
-        losses: by step or epoch.
+        losses: losses by step or epoch.
         agree: whether all ranks ended with the same bits.
         saved: how many times fewer bytes were sent; 1 where the program does not know.
         summary: all that it printed.
@@ -97,7 +97,7 @@ def test_each_program_is_tested_here():
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
-    """What two epochs of DDP on two ranks left, and said."""
+    """The checkpoint and the output of two epochs of DDP on two ranks."""
     folder = tmp_path_factory.mktemp("ddp")
     return folder, run(2, "ddp", "--epochs", "2", "--checkpoint", str(folder))
 

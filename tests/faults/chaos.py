@@ -94,7 +94,7 @@ def main() -> int:
     seed = random.getrandbits(31) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)
     for done in chaos(arguments.minutes, seed, kinds):
-        if arguments.out:  # as far as it is, whatever becomes of this process
+        if arguments.out:  # results so far, whatever becomes of this process
             arguments.out.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in done.items() if key != "findings"}, indent=1))
     print(f"{len(done['findings'])} findings")

@@ -20,10 +20,10 @@ def outcome_of(ranks: int, module: str, *arguments: str, seconds: float, **env: 
     """Run a module on some ranks; return what they have done.
 
     Args:
-        ranks: how many.
-        module: whose last argument is the file to write to.
-        arguments: before it.
-        seconds: that they may take.
+        ranks: number of ranks.
+        module: module to run, whose last argument is the file to write to.
+        arguments: arguments before the file.
+        seconds: seconds that the ranks may take.
         env: variables of their environment, which has none of hybridcomp's else.
 
     Raises:

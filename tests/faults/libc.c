@@ -36,7 +36,7 @@ void fault_files(const char* path, long number, int how, int error) {
   chosen = number;
 }
 
-// How many there have been.
+// Return how many such calls there have been.
 long fault_files_calls(void) { return calls; }
 
 static int below(int at, const char* path) {
@@ -130,7 +130,7 @@ int ftruncate64(int fd, off64_t bytes) {
   COUNTED(is_watched(fd), next(fd, bytes));
 }
 
-// Of folders, too, which nobody opens for writing.
+// Syncs of folders count, too, which nobody opens for writing.
 int fsync(int fd) {
   NEXT(fsync);
   COUNTED(folder[0], next(fd));
@@ -181,8 +181,8 @@ extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_real
 static atomic_size_t least;  // 0: nothing fails
 static atomic_long passing, failing, refused;
 
-// Of the allocations of `bytes` and more from now on, let so many succeed, and then so many fail. 0 bytes:
-// none fails.
+// Let so many allocations of `bytes` and more succeed from now on, and then so many fail. 0 bytes: none
+// fails.
 void fault_memory(size_t bytes, long succeed, long fail) {
   least = 0;
   passing = succeed;
@@ -191,7 +191,7 @@ void fault_memory(size_t bytes, long succeed, long fail) {
   least = bytes;
 }
 
-// How many have failed.
+// Return how many allocations have failed.
 long fault_memory_failed(void) { return refused; }
 
 // MPI's libraries do not look at what malloc returns, and crash: nothing that calls them can answer for that.
@@ -249,7 +249,7 @@ void fault_threads(long number) {
   startable = number;
 }
 
-// How many were not.
+// Return how many threads were not started.
 long fault_threads_failed(void) { return not_started; }
 
 int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {

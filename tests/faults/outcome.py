@@ -1,4 +1,4 @@
-"""What a scenario of planted faults has done."""
+"""Outcomes of scenarios of planted faults."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Outcome:
     """The counts of one scenario, or of many.
 
     Attributes:
-        operations: that ranks started, counted once for all ranks.
-        faults: planted, by sort.
+        operations: number of operations that ranks started, counted once for all ranks.
+        faults: planted faults, by sort.
         outcomes: how operations ended, or processes, by sort: ``"right"``, the name of an error, ``"killed"``.
     """
 

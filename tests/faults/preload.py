@@ -44,7 +44,7 @@ class Planted:
         return calls
 
     def memory(self, least: int, succeed: int = 0, fail: int = 1 << 40) -> None:
-        """Of allocations of at least so many bytes, let so many succeed, and then so many fail."""
+        """Let so many allocations of at least so many bytes succeed, and then so many fail."""
         self._library.fault_memory(least, succeed, fail)
 
     def threads(self, number: int) -> None:

@@ -1,1 +1,1 @@
-"""Fuzzing of the decoders: :mod:`.target` is what is run, :mod:`.guided` and :mod:`.smoke` run it."""
+"""Fuzzing of the decoders: :mod:`.target` is the target, :mod:`.guided` and :mod:`.smoke` run it."""

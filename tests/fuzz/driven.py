@@ -1,4 +1,4 @@
-"""What driver.cpp imports: the target without CRC, on the kernels that were built for it.
+"""Module that driver.cpp imports: the target without CRC, on the kernels that were built for it.
 
 ``python -m tests.fuzz.driven DIR`` writes the seeds into a corpus directory.
 """
@@ -44,12 +44,12 @@ def mend(data: bytes) -> bytes:
 
 
 def one_input(data: bytes) -> None:
-    """Called by the driver with every input."""
+    """Run the target on an input of the driver's."""
     target.one_input(mend(data))
 
 
 def write_seeds(corpus: Path) -> None:
-    """The golden messages, and longer ones of random values."""
+    """Write the golden messages, and longer ones of random values."""
     corpus.mkdir(parents=True, exist_ok=True)
     for i, seed in enumerate(target.seeds()):
         (corpus / f"golden-{i}").write_bytes(seed)

@@ -41,7 +41,7 @@ case $mode in
     # The embedded Python is the base one: it finds the environment's packages by this.
     PYTHONHOME=$("$bin/python" -c 'import sys; print(sys.base_prefix)')
     PYTHONPATH=$PWD:$("$bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    # What receives from MPI imports it, and finds its library beside the environment's Python alone.
+    # Code that receives from MPI imports mpi4py, which finds its library beside the environment's Python alone.
     LD_LIBRARY_PATH=$("$bin/python" -c 'import sys; print(sys.prefix)')/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     export PYTHONHOME PYTHONPATH LD_LIBRARY_PATH
     build/fuzz-guided/decode -detect_leaks=0 -max_len=6000 -runs="${2:-1000000}" \

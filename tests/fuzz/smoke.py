@@ -26,7 +26,7 @@ _THREADS = 4
 
 
 def mutate(message: bytes, rng: np.random.Generator, corpus: list[bytes]) -> bytes:
-    """One to four changes: bits, bytes, integers, cuts, insertions, splices; often mend the payload's length."""
+    """Make one to four changes: bits, bytes, integers, cuts, insertions, splices; often mend the payload's length."""
     data = bytearray(message)
     for _ in range(int(rng.integers(1, 5))):
         kind, at = int(rng.integers(0, 8)), int(rng.integers(0, len(data) + 1))

@@ -1,4 +1,4 @@
-"""What every fuzzer runs: any bytes through every decoder.
+"""Target of every fuzzer: any bytes through every decoder.
 
 The CRC would turn nearly every mutation away at the door; a sender who means harm computes it. So
 :func:`without_crc` opens it, here only, for outer messages and for those inside.
@@ -99,7 +99,7 @@ def one_input(data: bytes, most: int = MOST) -> bool:
 
 
 def received(data: bytes) -> None:
-    """Decode as ``Recv_array`` does what came of a message that describes itself; between fences."""
+    """Decode a received message that describes itself, as ``Recv_array`` does; between fences."""
     fenced = np.zeros(0, np.uint8)
 
     def keep(dtype: arrays.DType, n: int) -> np.ndarray[Any, Any]:
@@ -116,7 +116,7 @@ def received(data: bytes) -> None:
 def in_one_call(
     raw: arrays.ByteArray, header: wire.Header, expected: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Decode as plain arrays are, with the CRC that a sender who means harm would give; between fences."""
+    """Decode as plain arrays are, with the CRC that a hostile sender would give; between fences."""
     sealed = np.array(raw)
     fields = {"dtype": header.dtype, "count": header.count, "payload": header.payload}
     wire.seal(sealed, header.codec, header.params, **fields)
@@ -145,16 +145,16 @@ def together(codec: Codec, data: bytes, header: wire.Header) -> np.ndarray[Any, 
 
 
 def seeds() -> list[bytes]:
-    """The golden messages, one of every codec, dtype and small count."""
+    """Return the golden messages, one of every codec, dtype and small count."""
     return [bytes.fromhex(entry["message"]) for entry in json.loads(GOLDEN.read_text()).values()]
 
 
 def large_seeds() -> list[bytes]:
-    """Messages of parts: of every codec of :data:`IN_PARTS`, size and float type that it takes."""
+    """Return messages of parts: of every codec of :data:`IN_PARTS`, size and float type that it takes."""
     found, rng = [], np.random.default_rng(1)
     for i, n in enumerate(LARGE):
         x = rng.standard_normal(n)
-        x[rng.random(n) < 0.5] = 0  # and something for who counts zeros
+        x[rng.random(n) < 0.5] = 0  # and zeros for codecs that count them
         for spec in IN_PARTS:
             codec = hc.get_codec(spec)
             values = x.astype(("float32", "float16", "float32", "float64")[i])

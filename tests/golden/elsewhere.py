@@ -1,7 +1,7 @@
 """Compare two machines' kernels: ``python -m tests.golden.elsewhere write FILE`` on one, ``check FILE`` on the other.
 
 The golden messages are short and of plain numbers. These are longer, of ordinary numbers and of any bits at all
-(denormals, infinities, every NaN); what is kept of each is a checksum, and of everything one codec makes.
+(denormals, infinities, every NaN); a checksum is kept of each, and of everything that a codec makes.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def values(kind: str, n: int, dtype: DType) -> np.ndarray:
 
 
 def plain(x: np.ndarray) -> bytes:
-    """The bytes of numbers; which NaN does not matter once decoded."""
+    """Return the bytes of numbers; which NaN does not matter once decoded."""
     x[np.isnan(x)] = np.nan
     return x.tobytes()
 
 
 def made(spec: str, data: np.ndarray, dtype: DType) -> Iterator[bytes]:
-    """All that a codec makes of flat storage: the message, what it decodes to, sums, and the message of a sum."""
+    """Yield all that a codec makes of flat storage: the message, what it decodes to, sums, and the message of a sum."""
     codec = hc.get_codec(spec)
     message = make.message(spec, data, dtype)
     yield message

@@ -79,7 +79,7 @@ def counts(spec: str) -> list[int]:
 
 
 def values(n: int, dtype: DType) -> np.ndarray:
-    """Small dyadic numbers of both signs, exact in every type; stored as ``dtype.storage``."""
+    """Return small dyadic numbers of both signs, exact in every type; stored as ``dtype.storage``."""
     exact = np.array([((i * 37 + 11) % 101 - 50) / 16 for i in range(n)], np.float32)
     if dtype is DType.BFLOAT16:
         return (exact.view(np.uint32) >> 16).astype(np.uint16)
@@ -87,7 +87,7 @@ def values(n: int, dtype: DType) -> np.ndarray:
 
 
 def message(spec: str, data: np.ndarray, dtype: DType) -> bytes:
-    """The message of flat storage."""
+    """Return the message of flat storage."""
     codec = hc.get_codec(spec)
     out = np.empty(codec.bound(data.size, dtype), np.uint8)
     return out[: codec.encode_flat(Flat(data, dtype, data.shape, True, False), out)].tobytes()

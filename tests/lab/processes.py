@@ -16,7 +16,7 @@ def alive(pid: int) -> bool:
 
 
 def living(pids: Iterable[int], seconds: float = 5.0) -> list[int]:
-    """Those that still run after some seconds: what was killed may be on its way out."""
+    """Return those that still run after some seconds: a killed process may be on its way out."""
     deadline = time.monotonic() + seconds
     left = [pid for pid in pids if alive(pid)]
     while left and time.monotonic() < deadline:

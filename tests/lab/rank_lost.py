@@ -17,12 +17,12 @@ WORLD = MPI.COMM_WORLD
 
 
 def say(text: str) -> None:
-    """Print whole lines whoever else prints."""
+    """Print whole lines, even while other ranks print."""
     os.write(1, f"{text}\n".encode())
 
 
 def killed(policy: str, said: str) -> None:
-    """The last rank dies in its third operation; what the others see, if they are not ended, they write to a file.
+    """Let the last rank die in its third operation; the others, if they are not ended, write what they see to a file.
 
     Each writes its process's id beforehand, to ``SAID.pid.RANK``.
     """

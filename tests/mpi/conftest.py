@@ -52,7 +52,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def communicator(policy: Any = "none", axis: str = "dp", timeout: float = _SECONDS) -> hc.Communicator:
-    """One over all ranks, with a timeout of its operations; to make it may take longer on a busy machine."""
+    """Make one over all ranks, with a timeout of its operations; making it may take longer on a busy machine."""
     comm = hc.Communicator(WORLD, policy, axis, timeout=_SECONDS)
     comm.timeout = timeout
     return comm
@@ -103,12 +103,12 @@ def identical(array: np.ndarray) -> bool:
 
 
 def gaussian(n: int, rank: int = WORLD.rank, seed: int = 1, dtype: Any = np.float32) -> np.ndarray:
-    """The values of one rank, the caller's to write to; every rank can make every other's."""
+    """Return the values of one rank, the caller's to write to; every rank can make every other's."""
     return _gaussian(n, rank, seed, np.dtype(dtype)).copy()
 
 
 def total(n: int, seed: int = 1, dtype: Any = np.float32) -> np.ndarray:
-    """The sum of all ranks' values in float64."""
+    """Return the sum of all ranks' values in float64."""
     return _total(n, seed, np.dtype(dtype)).copy()
 
 
@@ -127,16 +127,16 @@ def _total(n: int, seed: int, dtype: np.dtype) -> np.ndarray:
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Relative L2 error."""
+    """Return the relative L2 error."""
     norm = float(np.linalg.norm(want))
     difference = float(np.linalg.norm(got.astype(np.float64) - want))
     return difference / norm if norm else difference
 
 
-# Both on three ranks; which of them it is does not depend on how many there are.
+# Both ways run on three ranks, and one on other numbers, on which the way does not depend.
 @pytest.fixture(params={3: ["staged", "direct"]}.get(WORLD.size, [("direct", "staged")[WORLD.size % 2]]))
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Through pinned memory, or with an MPI that takes device pointers: the emulation's are the host's."""
+    """Go through pinned memory, or use an MPI that takes device pointers: the emulation's are the host's."""
     from hybridcomp.collectives.device.cuda_aware import VARIABLE, awareness
     from hybridcomp.collectives.engine.groups import DEVICES
 

@@ -12,7 +12,7 @@ class Hosts(MPI.Intracomm):
     """A communicator whose ranks are on the hosts that a test says.
 
     Attributes:
-        of: per rank, its host's number.
+        of: number of each rank's host.
     """
 
     of: Sequence[int]

@@ -42,12 +42,12 @@ gaussian = functools.lru_cache(maxsize=64)(conftest.gaussian)
 
 @functools.lru_cache(maxsize=64)
 def total(n: int, dtype: str) -> np.ndarray:
-    """The sum over all ranks of what :func:`values` gives them."""
+    """Return the sum over all ranks of what :func:`values` gives them."""
     return np.sum([numbers(values(n, dtype, r)) for r in range(P)], axis=0) if n else np.zeros(0)
 
 
 def values(n: int, dtype: str, rank: int = me) -> Any:
-    """A rank's values."""
+    """Return a rank's values."""
     x = gaussian(n, rank)
     if dtype == "bfloat16":
         return host_array((x.view(np.uint32) >> 16).astype(np.uint16), dtype)
@@ -55,12 +55,12 @@ def values(n: int, dtype: str, rank: int = me) -> Any:
 
 
 def copied(n: int, dtype: str) -> Any:
-    """This rank's values, to be overwritten."""
+    """Return this rank's values, to be overwritten."""
     return host_array(storage(values(n, dtype)).copy(), dtype)
 
 
 def empty(n: int, dtype: str) -> Any:
-    """Room that is full of something else."""
+    """Return a buffer full of something else."""
     return host_array(np.full(n, 7, as_dtype(dtype).storage), dtype)
 
 
@@ -69,7 +69,7 @@ def storage(x: Any) -> np.ndarray:
 
 
 def numbers(x: Any) -> np.ndarray:
-    """Values in float64."""
+    """Return values in float64."""
     raw = storage(x)
     if flatten(x).dtype is hc.arrays.DType.BFLOAT16:
         return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -83,14 +83,14 @@ def near(got: Any, want: np.ndarray, codec: str, dtype: str, factor: float = 1.0
 
 
 def sizes(codec: str, dtype: str) -> list[int]:
-    """Of buffers to try."""
+    """Return sizes of buffers to try."""
     if dtype != "float32":
         return [1, 1000, 20_011]
     return SIZES + LARGE if codec.startswith("int8") else SIZES
 
 
 class Checks:
-    """What failed, on all ranks together at the end: each question to all ranks costs more than what is tested."""
+    """Failures, told on all ranks together at the end: each question to all ranks costs more than what is tested."""
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
@@ -101,7 +101,7 @@ class Checks:
             self.wrong.append(what)
 
     def same(self, result: Any, what: str) -> None:
-        """All ranks must have the same bits."""
+        """Note a result of which all ranks must have the same bits."""
         self.results.append((what, hashlib.sha1(storage(result).tobytes()).digest()))
 
     def end(self) -> None:
@@ -113,7 +113,7 @@ class Checks:
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
-    """Small chunks, so that there are many."""
+    """Yield checks, with chunks so small that there are many."""
     monkeypatch.setattr(choosing, "chunk_bytes", lambda *_: CHUNK_BYTES)
     checks = Checks()
     yield checks
@@ -122,7 +122,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """Peer, tag and bytes of every message that a collective sends, descriptors of messages as such."""
+    """Return peer, tag and bytes of every message that a collective sends, descriptors of messages as such."""
     log: list[tuple[int, int, int]] = []
     isend = MpiTransport.isend
 
@@ -131,21 +131,21 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
         return isend(self, data, peer, tag)
 
     monkeypatch.setattr(MpiTransport, "isend", logged)
-    # What the compiled engine sends, nobody sees here; its schedules are verified by themselves.
+    # Messages of the compiled engine are not seen here; its schedules are verified by themselves.
     monkeypatch.setattr(Programs, "find", lambda *_, **__: None)
     return log
 
 
 @pytest.fixture(scope="module")
 def comm() -> Iterator[hc.Communicator]:
-    """One for all tests that leave nothing behind."""
+    """Make one for all tests that leave nothing behind."""
     made = hc.Communicator(WORLD, "none", "dp", timeout=30.0)
     yield made
     made.Free()
 
 
 def doomed(timeout: float) -> hc.Communicator:
-    """One that is never freed: messages that nobody takes would come to whichever gets its place."""
+    """Make one that is never freed: messages that nobody takes would come to whichever gets its place."""
     return communicator(timeout=timeout)
 
 
@@ -251,7 +251,7 @@ def test_reduce_to_a_root_without_room():
 
 @pytest.mark.parametrize("algorithm", ["ring", "halving"])
 def test_large_half_sums_that_nobody_compresses(comm, check, algorithm):
-    """They are carried by the codec ``none``: partial sums in float32, the result rounded once."""
+    """Large sums are carried by the codec ``none``: partial sums in float32, the result rounded once."""
     for dtype in ("float16", "bfloat16"):
         n = 70_001
         got, want = empty(n, dtype), empty(n, dtype)

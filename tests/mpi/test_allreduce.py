@@ -159,7 +159,7 @@ def test_feedback_sends_in_the_end_what_was_meant(make):
         single = max(single, float(np.linalg.norm(x - want)))
     if WORLD.size > 1:
         assert single > 0.1 * np.linalg.norm(meant) / np.sqrt(steps)  # the codec is lossy at each step
-    # What is missing after any number of steps is the residual of the last one.
+    # The loss after any number of steps is the residual of the last one.
     verdict(bool(np.linalg.norm(sent - meant) <= 3 * single + 1e-6))
 
 

@@ -35,7 +35,7 @@ values = functools.cache(gaussian)  # not to be written to
 
 
 def run(comm: hc.Communicator, op: str, codec: str, n: int, algorithm: str | None) -> np.ndarray:
-    """The result of an operation, gathered from all ranks if each has a part of it."""
+    """Return the result of an operation, gathered from all ranks if each has a part of it."""
     p = comm.size
     ours = {"codec": codec, "algorithm": algorithm}
     if op == "all_reduce":
@@ -63,7 +63,7 @@ def run(comm: hc.Communicator, op: str, codec: str, n: int, algorithm: str | Non
 
 
 def ways(comm: hc.Communicator, op: str, spec: str, done: set[tuple[str, str, str]]) -> list[str | None]:
-    """The algorithms to use here; None is the only one that there is."""
+    """Return the algorithms to use here; None is the only one that there is."""
     codec = hc.get_codec(spec)
     if codec.linear:
         return [None] if op == "all_reduce" else []

@@ -34,13 +34,13 @@ def comm() -> Any:
 
 
 def start() -> Weights:
-    """The same tensors on every rank, as when training begins."""
+    """Return the same tensors on every rank, as when training begins."""
     rng = np.random.default_rng(3)
     return {name: np.asarray(rng.standard_normal(shape)) for name, shape in SHAPES.items()}
 
 
 def trained(step: int, rank: int) -> Weights:
-    """What an optimizer changes tensors by: tensors of other speeds, which turn."""
+    """Return an optimizer's changes: tensors of different speeds, which turn."""
     rng = np.random.default_rng([4, step, rank])
     return {
         name: np.asarray(rng.standard_normal(shape) * 0.1 * (1 + number * np.sin(step)))
@@ -59,7 +59,7 @@ def gossip(comm: Any, graph: str = "ring", **how: Any) -> Iterator[EventGossip]:
 
 
 def stepped(rule: EventGossip, step: int) -> None:
-    """A step of training, and a mixing."""
+    """Do a step of training, and a mixing."""
     for name, change in trained(step, WORLD.rank).items():
         rule.tensors[name][...] += change
     rule.mix(step)

@@ -19,7 +19,7 @@ N = 40_003
 
 
 def sixteenths(n: int, rank: int = ME, dtype: str = "float32") -> np.ndarray:
-    """Values of which every sum of a few ranks is exact, in float16 too; no zero among them is negative."""
+    """Return values of which every sum of a few ranks is exact, in float16 too; no zero among them is negative."""
     return (np.round(gaussian(n, rank) * 16) / 16 + 0.0).astype(dtype)
 
 

@@ -13,7 +13,7 @@ from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
 
 KEY = ("dp", "weight")
-EXACT = ["ef", "dgc:momentum=0"]  # whose states are what is missing
+EXACT = ["ef", "dgc:momentum=0"]  # forms whose states are the part that is missing
 FORMS = [*EXACT, "loco", "ef21", "dgc", "ef-sgdm"]
 CODECS = ["int4:block=128", "topk:ratio=0.1"]
 
@@ -24,7 +24,7 @@ def policy(codec: str, feedback: str | None, op: str = "all_reduce") -> hc.Polic
 
 
 def states(comm: hc.Communicator, n: int, form: str) -> np.ndarray:
-    """The sum over all ranks of what they have not sent."""
+    """Return the sum over all ranks of what they have not sent."""
     memory = comm.feedback.memory(KEY, n, form=form)
     mine = memory.error if hasattr(memory, "error") else memory.arrays()[""]
     return np.asarray(WORLD.allreduce(mine.astype(np.float64), op=MPI.SUM))
@@ -91,7 +91,7 @@ def test_ef_is_two_way(make, algorithm, spec, form):
     momentum = np.float32(0.9 if form == "ef-sgdm" else 0)
     length = 640
     shards = [slice(length * q, length * (q + 1)) for q in range(WORLD.size)]
-    memory, velocity = np.zeros((2, WORLD.size, length * WORLD.size), np.float32)  # of every rank
+    memory, velocity = np.zeros((2, WORLD.size, length * WORLD.size), np.float32)  # a row for each rank
 
     def encoded(values: np.ndarray) -> np.ndarray:
         return np.asarray(hc.decode(codec.encode(values)))
@@ -210,7 +210,7 @@ def test_reduce_scatter(make, form, codec, op):
     ],
 )
 def test_momentum_is_added_once(make, codec, algorithm):
-    """What is missing from the sum of all ranks' momentum is what they keep, and an overflow changes nothing."""
+    """The ranks keep the part that is missing from the sum of their momentum, and an overflow changes nothing."""
     comm, shape = make(policy(codec, "ef-sgdm")), (60, 50)
     missing, velocity = np.zeros(shape), np.zeros(shape)
     if WORLD.size == 1:
@@ -234,7 +234,7 @@ def test_momentum_is_added_once(make, codec, algorithm):
 
 
 def test_dgc_weighs_all_ranks_alike(make):
-    """The owner of a shard does as the senders do: with the same data, who owns an element does not matter."""
+    """The owner of a shard does as the senders do: with the same data, an element's owner does not matter."""
     comm = make(policy("topk:ratio=0.05", "dgc"))
     n = 64 * WORLD.size
     pattern = np.tile(gaussian(64, 0), WORLD.size)  # every shard holds the same values on every rank
@@ -265,7 +265,7 @@ def test_what_does_not_fit_is_named(make):
 
 
 class Stepping(Int8Codec):
-    """Another block at every step, as a codec that draws random numbers has another seed."""
+    """Codec of another block at every step, as one that draws random numbers has another seed."""
 
     def at_step(self, step: int) -> hc.codecs.Codec:
         return Int8Codec(block=8 * (step + 1))

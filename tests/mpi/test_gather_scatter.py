@@ -184,7 +184,7 @@ def test_sends_in_any_order_and_from_any_source(make):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_what_is_not_compressed_goes_as_it_is(make, dtype):
-    """Whatever room the receiver has; it need not know what the sender's policy says of the size or the name."""
+    """The receiver may have any room; it need not know what the sender's policy says of the size or the name."""
     comm = make(Policy("large", Rule((hc.get_codec("int8"),), min_bytes=4000, exclude=("exact",))))
     right, left = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
     for n, name, room in (
@@ -214,7 +214,7 @@ def test_what_is_not_compressed_goes_as_it_is(make, dtype):
 
 
 def test_compressed_messages_are_not_taken_for_others(make):
-    """Of an array too large for the receiver's, the message may fit into it."""
+    """The message of an array that is too large for the receiver's may fit into that one."""
     if WORLD.size == 1:
         return
     comm = make(Policy("large", Rule((hc.get_codec("int8"),), min_bytes=4000)))

@@ -37,7 +37,7 @@ def comm() -> Any:
 
 
 def drawn(rank: int, dtype: str = "float64") -> Weights:
-    """Other tensors on every rank."""
+    """Return other tensors for every rank."""
     rng = np.random.default_rng([3, rank])
     return {name: np.asarray(rng.standard_normal(shape), dtype) for name, shape in SHAPES.items()}
 
@@ -93,7 +93,7 @@ def test_powergossip_projects_differences(comm: Any, graph: str, rank: int) -> N
     factors: mixing.Factors = {}
     for told in WORLD.allgather(mixing.first_factors(rule)):
         for key, factor in told.items():
-            assert np.array_equal(factors.setdefault(key, factor), factor)  # of both ends
+            assert np.array_equal(factors.setdefault(key, factor), factor)  # both ends have the same factor
     check_mixings(rule, mixing.PowerGossip(rule.neighbours.graph, factors))
 
 

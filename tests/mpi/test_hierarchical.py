@@ -33,7 +33,7 @@ def topology(request) -> Topology:
 
 @pytest.fixture
 def on_hosts(topology, make, monkeypatch):
-    """Makes communicators whose ranks are said to be on two hosts; chunks are small."""
+    """Make communicators whose ranks are said to be on two hosts; chunks are small."""
     monkeypatch.setattr(making, "discover", lambda comm, node: topology)
     monkeypatch.setattr(choosing, "chunk_bytes", lambda *_: 8192)
     return make

@@ -113,7 +113,7 @@ def test_linear_by_mpis_own_allreduce(make, spec):
 
 @pytest.mark.parametrize("spec", ["powersgd:rank=2", *SPECS])
 def test_linear_operations_in_flight_together(make, spec):
-    """Rounds of several at once, waited for in another order on each rank."""
+    """Rounds of several are under way at once, and waited for in another order on each rank."""
     comm = make(spec)
     part = sparse if "sketch" in spec else gaussian
     shapes = [(100, 300 + 10 * i) for i in range(6)]
@@ -179,7 +179,7 @@ INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 
 
 def integers(n: int, dtype: str, rank: int) -> np.ndarray:
-    """Of the whole range, so that sums wrap around."""
+    """Return integers of the whole range, so that sums wrap around."""
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     return np.random.default_rng([n, rank]).integers(low, high, n, dtype, endpoint=True)
 

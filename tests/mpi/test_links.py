@@ -28,7 +28,7 @@ def policy(codec: str, feedback: str):
 
 
 def around(comm, arrays, link):
-    """Send the arrays to the right, one after another; what comes from the left."""
+    """Send the arrays to the right, one after another; return what comes from the left."""
     got = []
     for x in arrays:
         with in_place(link=link):
@@ -40,7 +40,7 @@ def around(comm, arrays, link):
 
 
 def left(comm, arrays):
-    """The same from the left neighbour, exactly."""
+    """Return the left neighbour's arrays, exactly."""
     return [
         comm.mpi.sendrecv(x, (comm.rank + 1) % comm.size, source=(comm.rank - 1) % comm.size) for x in arrays
     ]
@@ -78,7 +78,7 @@ def test_a_send_without_a_link_has_no_memory():
 def test_powersgd_takes_activations_for_rows_and_goes_on_from_its_factor():
     comm = hc.Communicator(WORLD, policy=policy("powersgd:rank=2", ""), axis="pp")
     rng = np.random.default_rng(WORLD.rank)
-    # Of rank 2 as [batch * time, width], and of no such rank in any other shape.
+    # The matrix has rank 2 as [batch * time, width], and no such rank in any other shape.
     x = (rng.standard_normal((48, 2)) @ rng.standard_normal((2, 32))).astype("float32").reshape(SHAPE)
     noisy = x + 0.5 * gaussian(1)
     exact = around(comm, [x], "exact")[0]

@@ -37,7 +37,7 @@ def bits(array: Any) -> bytes:
 
 
 def crowded(n: int, where: float) -> np.ndarray:
-    """Values of which most that are sent lie in a tenth of the data."""
+    """Return values of which most that a codec sends lie in a tenth of the data."""
     x = gaussian(n)
     near = np.abs(np.arange(n) / n - where) < 0.05
     return np.where(near, x, 0.01 * x).astype(np.float32)
@@ -123,7 +123,7 @@ def test_the_engine_has_in_python_memories(make, monkeypatch, form, codec):
 
 
 def test_many_operations_at_once(make):
-    """Their messages do not meet each other's, whatever each one's owners are."""
+    """Messages of operations in flight do not meet each other's, whatever each one's owners are."""
     comm = make("threshold:abs=0.5", timeout=60.0)
     arrays = [crowded(20_000 + i, (i % 10) / 10) for i in range(60)]
     alone = [x.copy() for x in arrays]
@@ -137,7 +137,7 @@ def test_many_operations_at_once(make):
 
 @pytest.mark.parametrize("codec", ["topk:ratio=0.1", "topk:ratio=0.1,values=int8"])
 def test_damaged_sizes_are_an_error_that_names_the_peer(make, monkeypatch, codec):
-    """They are what rank 0 sends first."""
+    """Rank 0 sends the sizes first."""
     if P == 1:
         return
     monkeypatch.setenv(_SWITCH, "0")

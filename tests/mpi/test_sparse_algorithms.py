@@ -33,7 +33,7 @@ FORMS = ["ef", "dgc:momentum=0", "loco"]
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 16 KiB."""
+    """Make chunks of 16 KiB."""
     monkeypatch.setattr(choosing, "chunk_bytes", lambda profile, setting, algorithm: CHUNK_BYTES)
 
 
@@ -42,7 +42,7 @@ def policy(codec: str, feedback: str) -> hc.Policy:
 
 
 def sent(codec: str, n: int, chunk: int, dtype: str = "float32") -> np.ndarray:
-    """The sum in float64 of what the codec sends of all ranks' values, chunk by chunk; one rank sends nothing."""
+    """Return the sum in float64 of what the codec sends of all ranks' values, by chunks; one rank sends nothing."""
     c, result = hc.get_codec(codec if P > 1 else "none"), np.zeros(n)
     for rank in range(P):
         x = gaussian(n, rank, dtype=dtype)

@@ -22,12 +22,12 @@ WORLD = MPI.COMM_WORLD
 
 
 def ours(comm: MPI.Comm) -> hc.Communicator:
-    """A communicator that compresses nothing."""
+    """Return a communicator that compresses nothing."""
     return hc.Communicator(comm, policy="none", timeout=60.0)
 
 
 def cases(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
-    """The tests of a suite, in an order that is the same on all ranks."""
+    """Yield the tests of a suite, in an order that is the same on all ranks."""
     for test in suite:
         if isinstance(test, unittest.TestSuite):
             yield from cases(test)
@@ -49,7 +49,7 @@ def put_ours(tests: list[unittest.TestCase]) -> int:
 
 
 def duplicating(kind: type, fixed: dict[int, hc.Communicator]) -> object:
-    """The ``setUp`` of a class that tests duplicates, with a duplicate of ours."""
+    """Return the ``setUp`` of a class that tests duplicates, with a duplicate of ours."""
     source = next(c.__dict__["COMM"] for c in kind.__mro__ if "COMM" in c.__dict__)
 
     def set_up(self: unittest.TestCase) -> None:

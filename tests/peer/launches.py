@@ -1,4 +1,4 @@
-"""Runs a list of tests on ranks, many in one launch, and goes on with the rest after one that fails or hangs."""
+"""Run a list of tests on ranks, many in one launch, and go on with the rest after one that fails or hangs."""
 
 import json
 import os
@@ -14,9 +14,9 @@ from pathlib import Path
 from tests.torch.harness import PATH
 from tests.warm import python
 
-TEST_SECONDS = 60.0  # that a test may take
-_START_SECONDS = 90.0  # that the first takes longer: ranks import torch
-_GRACE_SECONDS = 3.0  # that other ranks have to end once one has failed
+TEST_SECONDS = 60.0  # seconds that a test may take
+_START_SECONDS = 90.0  # seconds more for the first: ranks import torch
+_GRACE_SECONDS = 3.0  # seconds for other ranks to end once one has failed
 _OURS = {
     "PYTHONPATH": PATH,
     "OMP_NUM_THREADS": "1",
@@ -27,11 +27,11 @@ _OURS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a test went.
+    """Verdict on a test.
 
     Attributes:
         outcome: ``pass``, ``skip`` or ``fail``.
-        why: of a skip, or what every rank said that failed.
+        why: reason of a skip, or what every rank said that failed.
         seconds: from its start to its end.
     """
 
@@ -49,11 +49,11 @@ def run(
     """Run tests.
 
     Args:
-        backend: the process group's.
-        tests: their names.
-        ranks: to start.
+        backend: backend of the process group.
+        tests: names of the tests.
+        ranks: number of ranks to start.
         tell: called with each test and its verdict as soon as it is known.
-        env: more of the ranks' environment.
+        env: more variables of the ranks' environment.
 
     Returns:
         Verdicts by test.
@@ -131,7 +131,7 @@ class _Launch:
                 continue
 
     def _said(self, test: str) -> dict[int, tuple[str, str]]:
-        """How the test went on each rank that has ended it: outcome, and why."""
+        """Return how the test went on each rank that has ended it: outcome, and why."""
         found = {}
         for rank in range(self._ranks):
             path = self._folder / f"rank-{rank}.jsonl"

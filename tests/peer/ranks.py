@@ -1,4 +1,4 @@
-"""Runs some of PyTorch's tests on every rank: ``mpiexec -n N python -m tests.peer.ranks BACKEND FOLDER TEST ...``.
+"""Run some of PyTorch's tests on every rank: ``mpiexec -n N python -m tests.peer.ranks BACKEND FOLDER TEST ...``.
 
 Each test has a process group of its own. Every rank tells the launcher how each went, a line of JSON each, in
 ``FOLDER/rank-R.jsonl``: the test, then ``pass``, ``skip`` or ``fail``, then why. It ends after one that failed.

@@ -39,7 +39,7 @@ class Like(str):
 def load(backend: str, ranks: int) -> types.ModuleType:
     """Import PyTorch's tests for a backend and a number of ranks."""
     os.environ["WORLD_SIZE"] = str(ranks)
-    os.environ["BACKEND"] = "mpi"  # for which no test minds a small world
+    os.environ["BACKEND"] = "mpi"  # no test minds a small world for MPI
     os.environ["INIT_METHOD"] = "file:///of-each-test"
     spec = importlib.util.find_spec(MODULE)
     assert spec is not None
@@ -58,13 +58,13 @@ def load(backend: str, ranks: int) -> types.ModuleType:
 
 
 def case(module: Any, name: str, rank: int, folder: Path) -> unittest.TestCase:
-    """One test, to be run in this process by :func:`run`.
+    """Return one test, to be run in this process by :func:`run`.
 
     Args:
-        module: of :func:`load`.
-        name: of the test.
-        rank: this process's.
-        folder: of this test alone, the same on all ranks; it may exist.
+        module: result of :func:`load`.
+        name: name of the test.
+        rank: rank of this process.
+        folder: folder of this test alone, the same on all ranks; it may exist.
     """
 
     class Suite(module.TestDistBackend, module.DistributedTest._DistTestBase):
@@ -83,12 +83,12 @@ def case(module: Any, name: str, rank: int, folder: Path) -> unittest.TestCase:
 
 
 def names(module: Any) -> list[str]:
-    """All tests, in the order in which PyTorch wrote them."""
+    """Return all tests, in the order in which PyTorch wrote them."""
     base = module.DistributedTest._DistTestBase
     return [name for name in vars(base) if name.startswith("test_")]
 
 
 def skipped_at_import(suite: unittest.TestCase, name: str) -> str:
-    """Why a decorator skips a test; '' if none does."""
+    """Return why a decorator skips a test; '' if none does."""
     test = getattr(type(suite), name)
     return str(test.__unittest_skip_why__) if getattr(test, "__unittest_skip__", False) else ""

@@ -9,7 +9,7 @@ from tests.peer import launches
 
 pytestmark = pytest.mark.timeout(400)
 
-# Of every operation the plain form and the hardest: groups, profiles, timeouts, complex numbers, objects, DDP.
+# The plain and the hardest form of every operation: groups, profiles, timeouts, complex numbers, objects, DDP.
 TESTS = [
     "test_get_rank_size_group",
     "test_destroy_full_group",

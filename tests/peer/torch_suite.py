@@ -1,4 +1,4 @@
-"""Runs all of PyTorch's distributed tests for this backend and for gloo, and compares: ``make test-torch-suite``.
+"""Run all of PyTorch's distributed tests for this backend and for gloo, and compare: ``make test-torch-suite``.
 
     python -m tests.peer.torch_suite [TEST ...]
 
@@ -19,7 +19,7 @@ EXCEPTIONS: dict[str, str] = {}
 
 
 def worse(ours: dict[str, Verdict], theirs: dict[str, Verdict]) -> list[str]:
-    """Tests that gloo passes and we do not, without a reason."""
+    """Return tests that gloo passes and we do not, without a reason."""
     return [
         test
         for test, verdict in ours.items()

@@ -1,4 +1,4 @@
-"""Fits of a profile to times of collectives: what was planted is found, and what nothing tells of stays."""
+"""Fits of a profile to times of collectives: planted values are found, and values that nothing tells of stay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = [("all_reduce", "int8"), ("all_reduce", "none"), ("all_gather", "int8"),
 
 
 def timings(base, sizes, hosts=4, ppn=1, found=TRUE):
-    """Times of a machine that differs from what was measured alone."""
+    """Return times of a machine that differs from what was measured alone."""
     where = [
         Setting(op, n, 4, get_codec(codec), hosts * ppn, hosts, ppn, compiled=True)
         for op, codec in CASES

@@ -127,7 +127,7 @@ def test_by_hand():
     assert predict(link, "ring", two) == pytest.approx((2 * 6 + 7) * (n / 2 + 32) / 1e6, rel=1e-3)
     assert predict(link, "hierarchical", two) == pytest.approx(2 * 2 * 3 * (n / 2 + 32) / 1e6, rel=1e-3)
 
-    shaped = dataclasses.replace(link, network=Tier(1e-12, 1e6, burst=8 * shard))  # of which a quarter counts
+    shaped = dataclasses.replace(link, network=Tier(1e-12, 1e6, burst=8 * shard))  # a quarter of it counts
     assert predict(shaped, "direct", where) == pytest.approx(4 * shard / 1e6, rel=1e-3)
     idle = dataclasses.replace(link, network=Tier(1e-12, 1e6, burst=1e9))
     assert predict(idle, "direct", where) < 1e-6
@@ -198,13 +198,13 @@ def test_equals_go_to_the_first():
 
 def test_chunks():
     inside = setting(hosts=1, per_host=4)
-    assert chunk_bytes(BUILT_IN, setting(), "direct") >= MIB  # of equals the largest
+    assert chunk_bytes(BUILT_IN, setting(), "direct") >= MIB  # the largest of equals
     assert chunk_bytes(BUILT_IN, inside, "direct") > MIB  # messages are dear where links cost nothing
     assert (
         chunk_bytes(BUILT_IN, setting(ranks=8, per_host=2), "hierarchical") <= MIB
     )  # long pipelines are slow to fill
     tree = setting("broadcast", nbytes=MIB, ranks=64, hosts=64)
-    assert chunk_bytes(BUILT_IN, tree, "tree") < MIB  # hops are
+    assert chunk_bytes(BUILT_IN, tree, "tree") < MIB  # hops are dear
 
 
 def test_chunks_do_not_depend_on_cores():

@@ -1,4 +1,4 @@
-"""Profiles: their file, what is wrong with one, and which speed is whose."""
+"""Profiles: their file, what is wrong with one, and the link that each speed is of."""
 
 from __future__ import annotations
 

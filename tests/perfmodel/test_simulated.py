@@ -72,7 +72,7 @@ def test_a_thousand_ranks_take_seconds_to_simulate() -> None:
     where = setting("all_reduce", 1 << 20, hosts=16, ppn=8)
     began = time.monotonic()
     many = seconds(BUILT_IN, "direct", where, CHUNK)
-    assert time.monotonic() - began < 30  # seconds: some 2, of which none is in the simulator
+    assert time.monotonic() - began < 30  # it takes some 2 s, none of them in the simulator
     assert operation_of(where, CHUNK, even=True).counts[0] % 128 == 0
     few = seconds(BUILT_IN, "direct", setting("all_reduce", 1 << 20, hosts=8, ppn=8), CHUNK)
     assert few < many

@@ -1,4 +1,4 @@
-"""What swapping would save of a plan that computes blocks again."""
+"""Estimates of what swapping would save in a plan that computes blocks again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def test_as_many_blocks_are_swapped_as_the_backward_pass_hides(cluster):
     seconds = [predict_step(with_blocks(CONFIG, count), cluster, PLAIN).seconds for count in range(4)]
     for swapped in range(4):
         option = with_blocks(CONFIG, 3 - swapped)
-        # That of the blocks it swaps hides nothing, and the stage that has less beside them is the one that counts.
+        # The backward pass of the blocks it swaps hides nothing, and the stage that has less beside them is the one
+        # that counts.
         beside = min(
             pass_seconds(stage, option, cluster.compute)[1] - swapped * _backward_of_a_block(stage, cluster)
             for stage in stages_of(option)

@@ -1,6 +1,6 @@
-"""What is changed in other libraries, and that a version which is made otherwise is left alone.
+"""Changes in other libraries; a version that is made otherwise is left alone.
 
-That accelerate, transformers and Lightning then work is what tests/examples shows.
+tests/examples shows that accelerate, transformers and Lightning then work.
 """
 
 from __future__ import annotations

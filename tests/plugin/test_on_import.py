@@ -1,4 +1,4 @@
-"""What is done with a module of another library when it is imported."""
+"""Changes to a module of another library when it is imported."""
 
 import importlib
 import sys

@@ -90,7 +90,7 @@ def test_the_package_names_the_functions_that_patch_libraries():
 
 
 def test_the_entry_point_is_installed():
-    """That importing torch finds it is what the programs below show; here, that it is of this checkout."""
+    """The entry point is of this checkout; the programs below show that importing torch finds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["torch.backends"] == {"hybridcomp": "hybridcomp.plugin:register"}
 
@@ -116,7 +116,7 @@ assert "mpi4py" not in sys.modules
 
 
 def test_a_name_is_enough_under_mpiexec():
-    """Without an import of hybridcomp, and without torchrun's variables."""
+    """The program needs no import of hybridcomp, and none of torchrun's variables."""
     done = mpiexec(
         3, "-c", HEAD + 'dist.init_process_group("hybridcomp"); say(f"{dist.get_backend()} {total()}")'
     )

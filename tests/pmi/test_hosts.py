@@ -1,4 +1,4 @@
-"""What MPICH is told of hosts."""
+"""Hosts as MPICH is told of them."""
 
 from __future__ import annotations
 

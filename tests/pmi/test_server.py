@@ -63,7 +63,7 @@ class Job:
 
 
 class Rank:
-    """One connection to it."""
+    """Connection of one rank to the server."""
 
     def __init__(self, port: int, greeting: bytes) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), SECONDS)
@@ -159,7 +159,7 @@ def test_strangers_are_sent_away(job: Job, greeting: bytes) -> None:
     stranger = job.connect(greeting)
     assert stranger.line() == ""
     stranger.close()
-    ranks = job.ranks()  # who are served all the same
+    ranks = job.ranks()  # they are served all the same
     assert job.connect(f"{SECRET} 0 a1\n".encode()).line() == "", "a rank comes once"
     assert [rank.ask("cmd=finalize") for rank in ranks] == ["cmd=finalize_ack"] * 2
     assert job.ends()

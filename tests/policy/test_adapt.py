@@ -1,4 +1,4 @@
-"""What a rule's codec keeps is decided anew from figures on which all ranks agree."""
+"""How much a rule's codec keeps is decided anew from figures on which all ranks agree."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_density_stays_near_its_target_as_gradients_shrink():
 
 
 def test_a_young_threshold_follows_residuals_that_grow():
-    """What error feedback adds in the first steps is seen long before the first check of 50."""
+    """The growth of residuals in the first steps is seen long before the first check of 50."""
 
     def values(step: int, rank: int, name: str) -> np.ndarray:
         return drawn(step, rank, name, 40_000) * np.float32(min(1 + step, 16))
@@ -238,8 +238,8 @@ def test_codecs_by_step():
         *["powersgd"] * 2,
         *["int8"] * 2,
     ]
-    assert codec(10, 7) == "int2"  # of one dim
-    assert codec(None) == "int8"  # where nobody counts, what stays
+    assert codec(10, 7) == "int2"  # a tensor of one dim
+    assert codec(None) == "int8"  # without a count of steps, the last codec
     assert [policy.same_as_step(step) for step in (0, 2, 3, 9, 10, 25)] == [0, 0, 3, 3, 10, 20]
     assert {c.name for c in policy.codecs("dp", "all_reduce")} == {"int4", "powersgd", "int2", "int8"}
     plain = parse_policy('dp.all_reduce = { codec = "int4", feedback = "ef", warmup_steps = 3 }', "it")

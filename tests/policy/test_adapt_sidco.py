@@ -22,7 +22,7 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 
 
 def reached(values: np.ndarray, ratio: float, stages: int, pareto: bool) -> tuple[int, int]:
-    """How many magnitudes reach the limit of the paper's formulas, and how many should."""
+    """Return how many magnitudes reach the limit of the paper's formulas, and how many should."""
     magnitudes, limit = np.abs(values.astype(np.float64)), 0.0
     k = math.ceil(ratio * values.size)
     share = k / values.size
@@ -91,7 +91,7 @@ def test_each_tensor_has_its_own_number():
         assert [one.history() for one in job.each] == [history] * 3
         last = {decision.name: hc.get_codec(decision.codec) for decision in history}
         counts = [last.get(name, last[""]).select(flatten(values(30, 0, name))).count for name in NAMES]
-        return [count / 300 for count in counts]  # of a hundredth
+        return [count / 300 for count in counts]  # relative to a hundredth of the elements
 
     assert sent("every=2,scope=all")[0] < 0.75  # one number is not right for both
     assert sent("every=2") == pytest.approx([1, 1], abs=0.25)

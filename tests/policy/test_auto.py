@@ -284,7 +284,7 @@ def test_a_link_that_changes_is_noticed_within_fifty_operations(factor):
 
 
 def test_a_late_rank_does_not_put_off_the_next_exchanges():
-    """What an exchange costs is counted without the wait for whoever comes late to it."""
+    """The cost of an exchange is counted without the wait for a rank that comes late to it."""
     job = Job(
         "auto", lambda rank, operation, codec: 0.0335 * (6.0 if operation >= 200 else 1.0), exchange=2.0
     )
@@ -325,7 +325,7 @@ def test_short_messages_do_not_tell_of_the_link():
 
 
 def test_few_exchanges_where_operations_are_short():
-    """Those of ten microseconds are not to see what exchanges of some more cost."""
+    """Operations of ten microseconds are not to see what exchanges of some more cost."""
     job = Job("auto", lambda rank, operation, codec: 1e-5)
     job.run(0, 3000)
     early = job.sent[0]
@@ -347,7 +347,7 @@ def test_what_error_feedback_owes_is_sent_before_a_name_goes_uncompressed():
     assert owed.encodes
     later = found.choose(named)
     assert (later.codec.name, later.feedback, later.once) == ("none", None, False)
-    assert not found.choose(dataclasses.replace(named, name="other")).once  # which never had any
+    assert not found.choose(dataclasses.replace(named, name="other")).once  # this name never had feedback
 
 
 # -- frozen -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hybridcomp.policy.toml import _RULE_KEYS, parse_policy
 
 GUIDES = [Path(__file__).parents[2] / name for name in ("README.md", "docs/techniques.md", "docs/adapt.md")]
 INT8, TOPK = (get_codec("int8"),), (get_codec("topk"),)
-# Of each field a value that is not its default, and the key as a file has it, in an entry of the axis `dp`.
+# For each field a value that is not its default, and the key as a file has it, in an entry of the axis `dp`.
 SET = {
     "codecs": (INT8, 'codec = "int8"', "all_reduce"),
     "feedback": ("ef", 'feedback = "ef"', "all_reduce"),
@@ -33,7 +33,7 @@ FIELDS = [f.name for f in dataclasses.fields(Rule)]
 
 
 def rule(name: str) -> Rule:
-    """A rule that sets this field, and a codec, without which most mean nothing."""
+    """Return a rule that sets this field, and a codec, without which most mean nothing."""
     return Rule(**{"codecs": INT8, name: SET[name][0]})
 
 

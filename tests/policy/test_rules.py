@@ -176,7 +176,7 @@ def test_within_a_host_nothing_need_be_compressed():
     policy = parse_policy(text, "hosts.toml")
     choice = policy.choose(message("tp", "all_reduce", hosts=1))
     assert (choice.codec.name, choice.reason) == ("none", "all ranks are on one host")
-    for hosts in (2, None):  # where nobody knows, it is compressed
+    for hosts in (2, None):  # with an unknown number of hosts, it is compressed
         assert policy.choose(message("tp", "all_reduce", hosts=hosts)).codec.name == "int8"
     # a level with a codec of its own takes nothing of the level around it that belongs to a codec
     assert policy.choose(message("tp", "all_reduce", "backward", hosts=1)).codec.name == "int4"
@@ -214,7 +214,7 @@ def test_what_belongs_to_other_places_goes_uncompressed(asked, reason):
         (message("pp", "send", "forward", layer=2, part="steady"), "int8"),
         (message("pp", "send", "forward"), "int8"),
         (message("pp", "send", "backward", part="cool-down", layer=1), "int4"),
-        (message("pp", "send", "backward"), "int4"),  # who says nothing is not left out
+        (message("pp", "send", "backward"), "int4"),  # without part and layer it is not left out
         (message("dp", stage=1), "int4"),
         (message("dp"), "int4"),
         (message("dp", "all_gather", stage=5), "int8"),

@@ -1,4 +1,4 @@
-"""Operations to try algorithms on, and what may be done to a schedule to spoil it."""
+"""Operations to try algorithms on, and ways to spoil a schedule."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PAIRS = [(kind, name) for kind, algorithms in ALGORITHMS.items() for name in alg
 
 
 def built(algorithm: Algorithm, operation: Operation, topology: Topology) -> list[Schedule]:
-    """The schedules of all ranks."""
+    """Return the schedules of all ranks."""
     return [algorithm.build(operation, topology, rank) for rank in range(len(topology.hosts))]
 
 
 def operation(kind: str, ranks: int, n: int, **how) -> Operation:
-    """An operation on one array of ``n`` elements, or on parts of about as many: every third one has one more."""
+    """Return an operation on one array of ``n`` elements, or on parts of about as many: each third has one more."""
     count = 1 if kind in WHOLE else ranks * ranks if kind == "all_to_all" else ranks
     counts = (n,) if kind in WHOLE else tuple(n + (i % 3 == 1) for i in range(count))
     return Operation(kind, counts, 4, chunk_bytes=CHUNK_BYTES, **how)

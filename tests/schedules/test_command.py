@@ -288,5 +288,5 @@ def test_names_and_promises_agree() -> None:
 
 def test_the_number_of_steps_of_an_exchange() -> None:
     schedules = check("all_reduce", "direct", Topology.even(16, 1), 64 * 16)
-    # Of each other rank: two receives, encode and send a part, send a sum, decode. And the sum.
+    # For each other rank: two receives, encode and send a part, send a sum, decode. And the sum.
     assert sum(len(s.steps) for s in schedules) == 16 * (15 * 6 + 1)

@@ -20,7 +20,7 @@ SEND, RECV = Span(Buffer.SEND, 0, 64), Span(Buffer.RECV, 0, 64)
 
 
 def oktopk(n: int = 200, ranks: int = 3, **how) -> list[Schedule]:
-    """All ranks' schedules of regions of 64 elements."""
+    """Return all ranks' schedules of regions of 64 elements."""
     return check("all_reduce", "oktopk", Topology.even(ranks, 1), n, **how)
 
 
@@ -35,7 +35,7 @@ def said(schedules: list[Schedule]) -> str:
 
 
 def with_cut(rank: int, ranks: int = 3) -> tuple[Recorder, int]:
-    """A recorder that knows the owner of one region, of which it has a message in the slot."""
+    """Return a recorder that knows the owner of one region, of which it has a message in the slot."""
     r = Recorder(Operation("all_reduce", (64,), 4), Topology.even(ranks, 1), rank)
     part, sizes = r.slot(64), [r.slot(1, sizes=True) for _ in range(ranks)]
     r.encode(part, SEND)

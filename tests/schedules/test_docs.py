@@ -1,4 +1,4 @@
-"""docs/algorithms.md says what is so."""
+"""docs/algorithms.md agrees with the code."""
 
 from __future__ import annotations
 

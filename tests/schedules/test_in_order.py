@@ -16,7 +16,7 @@ OPERATION = Operation("all_gather", (N, N), 4)
 
 
 def gather(rank: int, *, first: bool) -> Schedule:
-    """An all-gather of two ranks: this one takes the other's part ``first``, or sends its own."""
+    """Return an all-gather of two ranks: this one takes the other's part ``first``, or sends its own."""
     r = Recorder(OPERATION, Topology((0, 1)), rank)
     own, other, peer = r.slot(N), r.slot(N), 1 - rank
     r.recv(other, N, peer)

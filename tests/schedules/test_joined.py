@@ -13,7 +13,7 @@ COUNTS, STARTS = (700, 0, 3, 5000), (10, 710, 720, 1000)
 
 
 def parts(algorithm: str) -> list[Schedule]:
-    """All-reduces with error feedback of each array, on rank 2 of two hosts with two ranks each."""
+    """Return all-reduces with error feedback of each array, on rank 2 of two hosts with two ranks each."""
     operations = [Operation("all_reduce", (n,), 4, feedback=True, chunk_bytes=1024) for n in COUNTS]
     return [build(operation, Topology.even(4, 2), 2, algorithm) for operation in operations]
 

@@ -73,7 +73,7 @@ def test_a_kind_without_a_colour_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def two_ranks(rank: int) -> Schedule:
-    """One message from rank 0 to rank 1."""
+    """Return the schedule of one message from rank 0 to rank 1."""
     r = Recorder(Operation("send", (8,), 4), Topology.even(2, 1), rank)
     slot = r.slot(8)
     if rank:

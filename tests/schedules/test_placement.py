@@ -13,7 +13,7 @@ COUNTS = (5, 0, 700, 64)
 
 
 def gathered(chunk_bytes: int = 1024) -> Schedule:
-    """The all-gather of parts of any size, on rank 2."""
+    """Return the all-gather of parts of any size, on rank 2."""
     operation = Operation("all_gather", COUNTS, 4, chunk_bytes=chunk_bytes)
     return build(operation, Topology.even(4, 1), 2, "direct")
 
@@ -38,7 +38,7 @@ def test_parts_are_moved_one_by_one_and_nothing_else() -> None:
     moved = placed(schedule, Buffer.RECV, extents)
     assert spans(moved, Buffer.SEND) == spans(schedule, Buffer.SEND)
     before, after = spans(schedule, Buffer.RECV), spans(moved, Buffer.RECV)
-    starts = {0: 900, 5: 100, 705: 1}  # of each part, where it was and is
+    starts = {0: 900, 5: 100, 705: 1}  # where each part was, and is
     part = [max(start for start in starts if start <= span.start) for span in before]
     assert len(set(part)) == 3
     assert after == [

@@ -1,4 +1,4 @@
-"""What the recorder finds out, and what the engine is given."""
+"""Facts that the recorder finds out, and the schedule that the engine is given."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_only_sends_wait_for_a_check() -> None:
     r.send(slot, 2)
     r.decode(slot, Span(Buffer.RECV, 0, 10))
     r.recv(slot, 10, 0)
-    r.send(slot, 2)  # of what was received since, and not checked
+    r.send(slot, 2)  # the slot has received since, and was not checked
     assert [step.after for step in r.finish().steps] == [(), (0,), (1,), (0,), (2, 3), (4,)]
 
 

@@ -44,13 +44,13 @@ UNEVEN = (Topology((0, 0, 1)), Topology((0, 1, 1, 0, 2)), Topology((0, 0, 0, 1, 
 
 
 def modes(kind: str, name: str) -> list[dict[str, bool]]:
-    """What an algorithm can be asked for."""
+    """Return what an algorithm can be asked for."""
     feedback, mean = ALGORITHMS[kind][name].feedback, kind in REDUCTIONS
     return [how for how in MODES if feedback >= ("feedback" in how) and mean >= ("mean" in how)]
 
 
 def topologies(kind: str, name: str, ranks: int) -> list[Topology]:
-    """Those that make a difference."""
+    """Return the topologies that make a difference."""
     found = [Topology.even(ranks, each) for each in (1, 2, 3, 4)] + [
         t for t in UNEVEN if len(t.hosts) == ranks
     ]
@@ -135,7 +135,7 @@ def test_a_ring_has_the_bits_of_direct(kind: str, how: dict[str, bool]) -> None:
 
 
 def spoilable(kind: str, name: str) -> list[tuple[list[Schedule], Promise]]:
-    """Schedules with more chunks than there is room for."""
+    """Return schedules with more chunks than there is room for."""
     found = []
     topology = Topology((0, 1, 1, 0)) if name in HOSTS else Topology.even(2 if kind == "send" else 3, 1)
     ranks = len(topology.hosts)
@@ -167,7 +167,7 @@ def test_no_step_can_be_left_out(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_no_dependency_can_be_left_out(kind: str, name: str) -> None:
-    """So every one is needed, also those that another rank's messages might have implied."""
+    """Every dependency is needed, also those that another rank's messages might have implied."""
     for schedules, promise in spoilable(kind, name):
         for rank, schedule in enumerate(schedules[:2]):
             for what, mutant in without_dependencies(schedule):
@@ -294,7 +294,7 @@ def test_what_is_sent_on_must_be_checked() -> None:
 
 
 def test_the_owner_takes_what_the_others_decode() -> None:
-    """An owner that keeps its exact sum has other bits than those whom it sends the encoded one."""
+    """An owner that keeps its exact sum has other bits than the ranks to which it sends the encoded one."""
     schedules = direct()
     index = index_of(schedules[0], Kind.SUM_ENCODE)
     step = schedules[0].steps[index]

@@ -25,7 +25,7 @@ _POLL_SECONDS = 0.2
 
 
 def refusal() -> str | None:
-    """Why this machine cannot run the cluster, or None."""
+    """Return why this machine cannot run the cluster, or None."""
     if os.geteuid() != 0:
         return "a Slurm cluster on one machine takes root: network namespaces, and daemons that start jobs"
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
@@ -41,7 +41,7 @@ class Cluster:
     daemons have names of hosts and mounts of their own.
 
     Attributes:
-        work: where jobs are submitted from: a folder with the repository's scripts.
+        work: folder from which jobs are submitted, with the repository's scripts.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Cluster:
     # -- jobs ------------------------------------------------------------------------------------------
 
     def command(self, *argv: str, **variables: str) -> str:
-        """What a command of Slurm prints, on the head."""
+        """Return what a command of Slurm prints, on the head."""
         done = subprocess.run(
             self._lab.host_command(HEAD, argv),
             cwd=self.work,
@@ -95,12 +95,12 @@ class Cluster:
         return self.command("sbatch", "--parsable", *argv, **variables).strip()
 
     def job(self, job: str) -> dict[str, str]:
-        """What Slurm knows of a job."""
+        """Return what Slurm knows of a job."""
         text = self.command("scontrol", "show", "job", "--oneliner", job)
         return dict(re.findall(r"(\w+)=(\S*)", text))
 
     def wait(self, job: str, seconds: float) -> dict[str, str]:
-        """The job, once it has ended for good."""
+        """Return the job, once it has ended for good."""
         deadline = time.monotonic() + seconds
         while True:
             found = self.job(job)
@@ -113,7 +113,7 @@ class Cluster:
     # -- nodes -----------------------------------------------------------------------------------------
 
     def lose(self, node: int) -> None:
-        """A power failure: the node's link goes down, and then whatever ran on it is gone."""
+        """Lose a node as by a power failure: its link goes down, and then whatever ran on it is gone."""
         self._on(node, "ip", "link", "set", "eth0", "down")
         here = self._on(node, "readlink", "/proc/self/ns/net")
         for entry in Path("/proc").iterdir():
@@ -123,7 +123,7 @@ class Cluster:
         self._daemons.pop(f"n{node}").wait(_ANSWER_SECONDS)
 
     def recover(self, node: int) -> None:
-        """The node is back, and Slurm uses it again."""
+        """Bring the node back, so that Slurm uses it again."""
         self._on(node, "ip", "link", "set", "eth0", "up")
         self._start_node(node)
         self._wait_for_nodes()
@@ -131,7 +131,7 @@ class Cluster:
     # -- inside ----------------------------------------------------------------------------------------
 
     def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """What a user of this cluster has exported: the facts of the site."""
+        """Return the variables that a user of this cluster has exported: the facts of the site."""
         site = {
             "SLURM_CONF": str(self._folder / "slurm.conf"),
             "HYBRIDCOMP_VENV": sys.prefix,
@@ -212,11 +212,11 @@ class Cluster:
             time.sleep(_POLL_SECONDS)
 
     def logs(self) -> str:
-        """The ends of all daemons' and jobs' output, for a message."""
+        """Return the ends of all daemons' and jobs' output, for a message."""
         files = [*sorted((self._folder / "log").glob("*.out")), *sorted(self.work.glob("slurm-*.out"))]
         return "".join(f"\n-- {file.name}\n{file.read_text(errors='replace')[-1500:]}" for file in files)
 
 
 def _named(name: str, command: str) -> list[str]:
-    """The command on a host of that name, with mounts of its own: slurmd mounts control groups."""
+    """Return the command on a host of that name, with mounts of its own: slurmd mounts control groups."""
     return ["unshare", "--uts", "--mount", "sh", "-c", f"hostname {name} && exec {command}"]

@@ -18,7 +18,7 @@ ALL_REDUCE = (
 
 
 def completed(cluster: Cluster, job: str, *, log: str | None = None, seconds: float = 90) -> str:
-    """What the job printed, once it has ended well."""
+    """Return what the job printed, once it has ended well."""
     found = cluster.wait(job, seconds)
     text = (cluster.work / (log or f"slurm-{job}.out")).read_text()
     assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), text
@@ -34,7 +34,7 @@ def test_an_all_reduce_over_four_nodes(cluster: Cluster) -> None:
 
 
 def test_open_mpi_by_pmix(cluster: Cluster) -> None:
-    """By which alone srun tells Open MPI 5 its ranks."""
+    """srun tells Open MPI 5 its ranks by PMIx alone."""
     if "pmix" not in cluster.command("srun", "--mpi=list"):
         pytest.skip("this Slurm was built without PMIx")
     openmpi = {"HYBRIDCOMP_VENV": str(ROOT / "build/openmpi"), "SLURM_MPI_TYPE": "pmix"}

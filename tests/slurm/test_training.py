@@ -66,7 +66,7 @@ def whole(cluster: Cluster) -> Training:
 
 
 def nodes(cluster: Cluster, training: Training) -> list[str]:
-    """Where the job runs, or ran last."""
+    """Return the nodes on which the job runs, or ran last."""
     return cluster.command("scontrol", "show", "hostnames", cluster.job(training.job)["NodeList"]).split()
 
 
@@ -78,7 +78,7 @@ def check_same(a: Training, b: Training) -> None:
 def test_asked_to_stop_it_is_queued_again_and_goes_on(cluster: Cluster, whole: Training) -> None:
     cut = Training(cluster)
     cut.wait_for_a_checkpoint()
-    # As Slurm does it before the time limit: to the batch script alone.
+    # Slurm does so before the time limit: the signal goes to the batch script alone.
     cluster.command("scancel", "--batch", "--signal=USR1", cut.job)
     cut.complete(restarts=1)
     text = cut.log.read_text()
@@ -90,7 +90,7 @@ def test_asked_to_stop_it_is_queued_again_and_goes_on(cluster: Cluster, whole: T
 def test_preempted_it_stops_in_its_grace_time_and_goes_on(cluster: Cluster, whole: Training) -> None:
     cut = Training(cluster)
     cut.wait_for_a_checkpoint()
-    # Needs all nodes at once, and waits until the training has left two of them.
+    # This job needs all nodes at once, and waits until the training has left two of them.
     urgent = cluster.command("srun", "--partition=urgent", "--nodes=4", "--exclusive", "hostname")
     assert sorted(urgent.split()) == ["n1", "n2", "n3", "n4"]
     cut.complete(restarts=1)

@@ -1,4 +1,4 @@
-"""What a process holds: memory, threads, requests, file descriptors, objects."""
+"""Resources that a process holds: memory, threads, requests, file descriptors, objects."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class _MallInfo(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds at one time.
+    """Resources that a process holds at one time.
 
     Attributes:
-        memory_mb: resident, its own, in MB.
-        shared_mb: resident, shared with ranks of this host, in MB.
-        heap_mb: of the C heap, in use, in MB: without what the heap keeps for later.
-        threads: of Python.
+        memory_mb: resident memory of its own, in MB.
+        shared_mb: resident memory shared with ranks of this host, in MB.
+        heap_mb: memory of the C heap in use, in MB, without what the heap keeps for later.
+        threads: threads of Python.
         tasks: threads of the kernel's, those of libraries too.
         files: open descriptors.
         requests: operations that have not ended, and those that were given up.
         groups: communicators whose failures are listened to.
-        objects: that Python's garbage collector knows.
+        objects: objects that Python's garbage collector knows.
     """
 
     memory_mb: float
@@ -64,15 +64,15 @@ class Held:
     objects: int
 
     def most(self, other: Held) -> Held:
-        """The greater of each."""
+        """Return the greater of each."""
         return Held(*(max(getattr(self, f.name), getattr(other, f.name)) for f in fields(Held)))
 
     def beyond(self, other: Held) -> Held:
-        """How much more than another."""
+        """Return how much more than another."""
         return Held(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Held)))
 
     def leaks(self, allowed: Held) -> list[str]:
-        """What is more here, where this is a growth, than is allowed; in words."""
+        """Return in words what is more here, where this is a growth, than is allowed."""
         return [
             f"{name} grew by {getattr(self, name):g}, allowed {most:g}"
             for name, most in vars(allowed).items()
@@ -81,7 +81,7 @@ class Held:
 
 
 def held() -> Held:
-    """What this process holds once operations that nobody waits for have ended, and garbage is gone.
+    """Return what this process holds once operations that nobody waits for have ended, and garbage is gone.
 
     Objects that were frozen (:func:`gc.freeze`) are not counted.
     """
@@ -93,7 +93,7 @@ def held() -> Held:
     libc = ctypes.CDLL(None)
     libc.mallinfo2.restype = _MallInfo
     heap = libc.mallinfo2()
-    libc.malloc_trim(0)  # what is free is no leak
+    libc.malloc_trim(0)  # free memory is no leak
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return Held(
         _megabytes(status["RssAnon"]),
@@ -109,7 +109,7 @@ def held() -> Held:
 
 
 def everywhere(mine: Held) -> Held:
-    """The most that any rank holds of each."""
+    """Return the most that any rank holds of each."""
     most = mine
     for other in MPI.COMM_WORLD.allgather(mine):
         most = most.most(other)

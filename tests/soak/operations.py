@@ -18,17 +18,17 @@ DTYPES = [torch.float32, torch.float32, torch.bfloat16, torch.int64]
 
 
 class Setting(NamedTuple):
-    """What an operation is asked for; alike on the ranks of its group.
+    """Settings of an operation; alike on the ranks of its group.
 
     Attributes:
         group: a process group that this rank is in.
-        rank: of this process in it.
-        size: of it.
+        rank: rank of this process in it.
+        size: number of its ranks.
         root: one of its ranks.
-        n: elements of a tensor.
-        dtype: of its elements.
-        asynchronous: return works instead of waiting for them.
-        tag: of messages that anybody receives, so that they are not taken by an earlier operation.
+        n: number of elements of a tensor.
+        dtype: dtype of its elements.
+        asynchronous: whether to return works instead of waiting for them.
+        tag: tag of messages that any rank receives, so that they are not taken by an earlier operation.
     """
 
     group: dist.ProcessGroup
@@ -41,15 +41,15 @@ class Setting(NamedTuple):
     tag: int
 
     def tensor(self, n: int | None = None) -> torch.Tensor:
-        """Elements that are this rank's number, from one on."""
+        """Return elements that are this rank's number, from one on."""
         return torch.full((self.n if n is None else n,), self.rank + 1).to(self.dtype)
 
     def tensors(self) -> list[torch.Tensor]:
-        """One for each rank."""
+        """Return one tensor for each rank."""
         return [self.tensor() for _ in range(self.size)]
 
     def peer(self, rank: int) -> int:
-        """The global rank of one of the group."""
+        """Return the global rank of one of the group."""
         return dist.get_global_rank(self.group, rank % self.size)
 
     @property
@@ -62,7 +62,7 @@ Operation = Callable[[Setting], dist.Work | Works | None]
 
 
 def choose(random_: random.Random, group: dist.ProcessGroup, rank: int, size: int) -> Setting:
-    """A setting by chance, the same on all ranks."""
+    """Draw a setting, the same on all ranks."""
     (n,) = random_.choices(SIZES, WEIGHTS)
     asynchronous, tag = random_.random() < 0.5, random_.randrange(1, 30_000)
     return Setting(group, rank, size, random_.randrange(size), n, random_.choice(DTYPES), asynchronous, tag)
@@ -114,7 +114,7 @@ def all_to_all(s: Setting) -> dist.Work | None:
 
 
 def all_to_all_single(s: Setting) -> dist.Work | None:
-    """Uneven: rank r gets r elements more from each."""
+    """Exchange uneven parts: rank r gets r elements more from each."""
     outgoing = [s.n + r for r in range(s.size)]
     incoming = [s.n + s.rank] * s.size
     return dist.all_to_all_single(
@@ -146,7 +146,7 @@ def any_source(s: Setting) -> Works:
 
 
 def objects(s: Setting) -> None:
-    """These are never asynchronous."""
+    """Exchange objects, which is never asynchronous."""
     dist.all_gather_object([None] * s.size, {"rank": s.rank}, group=s.group)
     dist.broadcast_object_list([s.rank, "text"], group_src=s.root, group=s.group)
 

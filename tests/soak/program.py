@@ -1,7 +1,7 @@
 """Many mixed operations on every rank, and what is left of them: ``mpiexec -n 8 python -m tests.soak.program 20000``.
 
 Operations of groups with several policies, synchronous, asynchronous and never waited for; groups that are made and
-destroyed; training steps through DDP hooks with feedback. What the processes hold is measured after a warm-up and at
+destroyed; training steps through DDP hooks with feedback. Their resources are measured after a warm-up and at
 the end: nothing may have grown. Rank 0 prints a table; the exit code is 1 if something has.
 """
 
@@ -29,13 +29,13 @@ from hybridcomp.policy import Policy, Rule
 from tests.soak.measure import Held, everywhere, held
 from tests.soak.operations import OPERATIONS, Operation, choose
 
-WARM_UP = 0.25  # of the operations: pools, caches and first connections fill
-CHECKS = 6  # of what is held, evenly apart
+WARM_UP = 0.25  # share of the operations: pools, caches and first connections fill
+CHECKS = 6  # measurements, evenly apart
 GROUP_EVERY = 40  # operations
 STEP_EVERY = 20
 IN_FLIGHT = 6
 TIMEOUT_SECONDS = 60
-FORGOTTEN = 0.1  # of the asynchronous works
+FORGOTTEN = 0.1  # share of the asynchronous works
 POLICIES = {"none": "none", "int8": "int8", "topk": "topk:ratio=0.1", "tp": "int8:block=128"}  # by axis
 HOOKS = {
     "int8": Policy("int8", Rule(codecs=(hc.get_codec("int8"),), min_bytes=0)),
@@ -44,7 +44,7 @@ HOOKS = {
         "powersgd", Rule(codecs=(hc.get_codec("powersgd:rank=2"),), feedback="ef", min_bytes=0)
     ),
 }
-# What a process may come to hold more of between the warm-up and the end. Memory is for fragments of the heap; the heap
+# Growth that a process may have between the warm-up and the end. Memory is for fragments of the heap; the heap
 # for the keys that torch's store, on rank 0, keeps of every group (with gloo as well); shared memory for pages of
 # arenas that are used for the first time; objects for rows of statistics, cached choices, and one of torch's a group.
 ALLOWED = Held(
@@ -93,11 +93,11 @@ class Soak:
         faulthandler.cancel_dump_traceback_later()
 
     def one(self, operation: Operation) -> None:
-        """An operation on a group by chance."""
+        """Do an operation on a group, both by chance."""
         in_subgroup = self.random.random() < 0.3
         group = self.subgroup if in_subgroup else self.random.choice(self.groups)
         size = len(self.members) if in_subgroup else dist.get_world_size()
-        seed = self.random.random()  # who is not in the group draws no more
+        seed = self.random.random()  # ranks that are not in the group draw no more
         forgets = self.random.random() < FORGOTTEN
         if group is None:
             return

@@ -30,7 +30,7 @@ rates = ["20mbit", "1gbit"]
 rounds = 3
 steps = 10
 """
-# Writes what it is told on the first rank alone; ends as a run does whose loss diverged where it is told nothing.
+# Program that writes what it is told on the first rank alone; told nothing, it ends as a run whose loss diverged.
 PROGRAM = """
 import os, pathlib, sys
 if os.environ.get("PMI_RANK", "0") == "0":
@@ -49,7 +49,7 @@ def write(folder: Path, text: str = STUDY) -> Path:
 
 
 def command(self: Run, out: Path, policies: Mapping[str, Path]) -> list[str]:
-    """In place of :meth:`Run.command`: seed 2 is worse by 0.01; the faster link halves every step's time."""
+    """Stand in for :meth:`Run.command`: seed 2 is worse by 0.01; the faster link halves every step's time."""
     name = self.variant.name
     if math.isnan(LOSSES[name]) and self.part == "loss":
         return ["python", "-c", PROGRAM, str(out), ""]

@@ -29,7 +29,7 @@ def flying(since: float, number: int = 11, awaits: tuple[int, ...] = (), **more:
 
 
 def snapshot(rank: int = 0, **more: Any) -> Snapshot:
-    """What a rank says; its process is this one."""
+    """Return what a rank says; its process is this one."""
     pid = os.getpid()
     made = Snapshot(
         rank=rank,
@@ -59,6 +59,6 @@ def keep(folder: Path, says: Snapshot) -> Path:
 
 
 def dead(**more: Any) -> Snapshot:
-    """What a rank has said whose process is gone: its id is another's now."""
+    """Return what a rank has said whose process is gone: its id is another's now."""
     says = snapshot(**more)
     return replace(says, started=says.started + 1)

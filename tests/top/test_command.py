@@ -110,7 +110,7 @@ def test_several_jobs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def large() -> JobView:
-    """A job of large numbers and many ranks, in which much goes wrong."""
+    """Return a job of large numbers and many ranks, in which much goes wrong."""
     now = time.time()
     axes = tuple(
         totals(f"axis{i}" * 9, 123_456_789, plain_bytes=10**14, wire_bytes=10**13 + i, wire_seconds=98765.4)

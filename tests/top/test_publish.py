@@ -1,4 +1,4 @@
-"""What a process writes of itself, and when."""
+"""Snapshots that a process writes of itself, and when it does."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ HOOK = """
 
 @contextmanager
 def running(program: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Two ranks, which keep their files in ``folder/top``."""
+    """Run two ranks, which keep their files in ``folder/top``."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(program))
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
@@ -110,7 +110,7 @@ def top(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any
 def until(
     job: subprocess.Popen[str], folder: Path, look: Callable[..., Any], wanted: Callable[[Any], bool]
 ) -> Any:
-    """What the command says once that is as wanted."""
+    """Return what the command says once that is as wanted."""
     deadline = time.monotonic() + SECONDS
     view = None
     while view is None or not wanted(view):

@@ -1,4 +1,4 @@
-"""What a file says is checked before it is believed."""
+"""The contents of a file are checked before they are believed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of what ranks say: rates, who waits for whom, who is slowest."""
+"""Views of what ranks say: rates, who waits for whom, who is slowest."""
 
 from __future__ import annotations
 

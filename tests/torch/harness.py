@@ -1,4 +1,4 @@
-"""Starts ranks for the tests of this folder."""
+"""Start ranks for the tests of this folder."""
 
 import ast
 import functools
@@ -39,7 +39,7 @@ def mpiexec(ranks: int, *argv: str, timeout: float = 100, **env: str) -> subproc
 
 
 def case_names(module: str) -> list[str]:
-    """The cases of a module, without importing it."""
+    """Return the cases of a module, without importing it."""
     tree = ast.parse((HERE / "cases" / f"{module}.py").read_text(encoding="utf-8"))
     return [
         node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")

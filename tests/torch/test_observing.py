@@ -1,4 +1,4 @@
-"""What a user of the process group sees: statistics, the hint at exit, traces."""
+"""Observations of a user of the process group: statistics, the hint at exit, traces."""
 
 import json
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_trace_of_a_part_of_a_program(tmp_path) -> None:
 
 
 def test_a_trace_shows_that_a_thread_waits_for_a_future(tmp_path) -> None:
-    """As DDP does in compiled code: rank 0 computes, sleeps for a future, and rank 1 comes late."""
+    """Rank 0 computes, then sleeps for a future, as DDP does in compiled code, and rank 1 comes late."""
     done = mpiexec(
         2,
         *program("""

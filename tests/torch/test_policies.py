@@ -1,4 +1,4 @@
-"""Which policy a program's groups have, and what it is told of what they did."""
+"""Policies of a program's groups, and what the program is told of their effects."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which tensors a communicator takes as they are; CUDA ones are stood in for, since CI has no GPU."""
+"""Tensors that a communicator takes as they are; CUDA ones are stood in for, since CI has no GPU."""
 
 from __future__ import annotations
 

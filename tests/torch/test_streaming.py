@@ -72,7 +72,7 @@ def test_a_constant_gradient_gets_its_best_approximation() -> None:
         optimizer.step()
         errors.append((before - layer.weight - best).norm().item())
     assert errors[-1] < 1e-9
-    # By the ratio of singular values in each step, at least.
+    # The error shrinks by the ratio of singular values in each step, at least.
     assert all(later < 0.6 * earlier for earlier, later in itertools.pairwise(errors[5:20]))
 
 
@@ -90,7 +90,7 @@ def test_as_many_columns_as_the_smaller_side_are_sgd() -> None:
 
 
 class Shapes(TorchDispatchMode):
-    """Keeps the shapes of all tensors that operations allocate."""
+    """Mode that keeps the shapes of all tensors that operations allocate."""
 
     def __init__(self, known: list[torch.Tensor]) -> None:
         super().__init__()

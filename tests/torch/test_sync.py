@@ -1,4 +1,4 @@
-"""LocalSGD and DiLoCo on three ranks; what needs none."""
+"""LocalSGD and DiLoCo on three ranks; checks that need none."""
 
 import pytest
 import torch

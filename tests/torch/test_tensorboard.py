@@ -17,7 +17,7 @@ AT = "hybridcomp/dp/all_reduce/int8_block_128"
 
 
 class Member:
-    """What a process group or a hook is to the registry."""
+    """Stand-in for a process group or a hook, as the registry sees it."""
 
     label = "hook:dp"
 
@@ -76,7 +76,7 @@ def test_values_are_of_a_step_since_the_last_time(member: Member) -> None:
     assert scalars == {}
     member.count(1, wire=500)
     member.count(1, wire=500, reason="another")
-    hct.reset_stats()  # is another's business
+    hct.reset_stats()  # a reset does no harm
     writer.log(113)
     assert scalars[f"{AT}/wire_bytes", 113] == 100.0
     assert scalars[f"{AT}/ratio", 113] == 2.0

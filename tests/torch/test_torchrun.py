@@ -60,7 +60,7 @@ class Started:
         )
 
     def ranks(self, script: Path, ranks: int, **env: str) -> list[tuple[int, str]]:
-        """Run a program as torchrun's like do, which set variables: each rank's exit status, and what it printed."""
+        """Run a program as torchrun's like do, which set variables; return each rank's exit status and output."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = str(server.getsockname()[1])
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), **env}
@@ -83,7 +83,7 @@ class Started:
         return [(one.returncode, text) for one, text in zip(started, printed, strict=True)]
 
     def left(self) -> list[str]:
-        """The processes of the job that stay after it, given a second to end."""
+        """Return the processes of the job that stay after it, given a second to end."""
         deadline = time.monotonic() + 5
         while (found := self._processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -104,7 +104,7 @@ def job() -> Started:
 
 
 def written(folder: Path, body: str) -> Path:
-    """A program."""
+    """Write a program; return its path."""
     script = folder / "train.py"
     script.write_text(HEAD + body, encoding="utf-8")
     return script
@@ -259,4 +259,4 @@ def test_a_wrong_interface(job: Started, tmp_path: Path) -> None:
     script = written(tmp_path, 'dist.init_process_group("hybridcomp")\n')
     ended = job.ranks(script, 2, HYBRIDCOMP_INTERFACE="none7")
     assert "HYBRIDCOMP_INTERFACE must be one of lo" in ended[0][1]
-    assert ended[1][0] != 0  # by rank 0's words, unless torch's store, which is rank 0's, has ended before
+    assert ended[1][0] != 0  # rank 0 says so, unless torch's store, which is rank 0's, has ended before

@@ -1,4 +1,4 @@
-"""Runs cases of a module on every rank: ``mpiexec -n N python worker.py hook out.json case_unused ...``.
+"""Run cases of a module on every rank: ``mpiexec -n N python worker.py hook out.json case_unused ...``.
 
 A case is a function ``case_*()``. Its verdict is shared after each, so that rank 0 knows what failed anywhere.
 """

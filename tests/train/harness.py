@@ -1,4 +1,4 @@
-"""Running the trainer's command, and other programs, on several ranks."""
+"""Run the trainer's command, and other programs, on several ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TINY = (
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's environment without traces of an MPI launcher, one thread a rank."""
+    """Return this process's environment without traces of an MPI launcher, one thread a rank."""
     launcher = ("PMI", "MPI", "OMPI", "HYDRA", "SLURM", "HYBRIDCOMP")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(launcher)}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -45,7 +45,7 @@ def train_inside(
 
 
 def under_mpiexec(arguments: str) -> list[str]:
-    """What ``hybridcomp train`` becomes: mpiexec with a rank for each place of the mesh; one rank needs none."""
+    """Return what ``hybridcomp train`` becomes: mpiexec with a rank for each place of the mesh; one rank needs none."""
     words = arguments.split()
     sizes = [int(words[words.index(f"--{axis}") + 1]) for axis in ("dp", "pp", "tp") if f"--{axis}" in words]
     ranks = math.prod(sizes)
@@ -81,6 +81,6 @@ def _run(
 
 
 def metrics(out: Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind of a run's metrics."""
+    """Return the lines of one kind of a run's metrics."""
     entries = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [entry for entry in entries if entry["kind"] == kind]

@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 class Kept:
-    """Keeps the largest values after some blocks of a whole model; by hooks, so that it knows of nothing else.
+    """Hooks that keep the largest values after some blocks of a whole model, and know of nothing else.
 
     Attributes:
-        thresholds: before each step, by block.
-        shares: that went on, of each step and block.
+        thresholds: thresholds before each step, by block.
+        shares: shares of values that went on, of each step and block.
     """
 
     def __init__(self, model, config) -> None:
         self.config = config
         self.thresholds: list[dict[int, float]] = [dict.fromkeys(config.neuron_borders, 0.0)]
         self.shares: list[dict[int, float]] = []
-        self.found = dict.fromkeys(config.neuron_borders, 0)  # the step that each is of
+        self.found = dict.fromkeys(config.neuron_borders, 0)  # the step that each threshold is of
         self.version = 0
         self.seen: dict[int, list[Tensor]] = {border: [] for border in config.neuron_borders}
         for border in config.neuron_borders:
@@ -46,7 +46,7 @@ class Kept:
 
 
 class _Hook:
-    """Keep the largest values of what a block returns."""
+    """Hook that keeps the largest values of what a block returns."""
 
     def __init__(self, kept: Kept, border: int) -> None:
         self.kept, self.border = kept, border

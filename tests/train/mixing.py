@@ -14,23 +14,23 @@ Factors = dict[tuple[int, int, str], np.ndarray[Any, Any]]
 
 
 class Plain:
-    """x_i becomes the sum of W_ij x_j."""
+    """Plain mixing: x_i becomes the sum of W_ij x_j."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
 
     def mix(self, all_: list[Weights], step: int) -> list[Weights]:
-        """The tensors of all ranks after a mixing."""
+        """Return the tensors of all ranks after a mixing."""
         return times(self.graph.matrix, all_)
 
 
 class Choco:
-    """Compressed differences to estimates that all know.
+    """Compressed differences to estimates that all ranks know.
 
     Args:
-        graph: of the ranks.
-        codec: its spec.
-        gamma: the factor.
+        graph: graph of the ranks.
+        codec: spec of the codec.
+        gamma: factor of each move.
         known: estimates at the beginning.
     """
 
@@ -38,7 +38,7 @@ class Choco:
         self.graph, self.codec, self.gamma, self.known = graph, hc.get_codec(codec), gamma, known
 
     def mix(self, all_: list[Weights], step: int) -> list[Weights]:
-        """As of :class:`Plain`."""
+        """Return the tensors of all ranks after a mixing."""
         for x, estimate in zip(all_, self.known, strict=True):
             for name, value in x.items():
                 message = self.codec.at_step(step).encode(value - estimate[name])
@@ -48,10 +48,10 @@ class Choco:
 
 
 class PowerGossip:
-    """Projections of differences of pairs onto what the mixing before has found.
+    """Projections of pairs' differences onto factors that the mixing before has found.
 
     Args:
-        graph: of the ranks.
+        graph: graph of the ranks.
         factors: p of each edge and matrix before the first mixing; other tensors are exchanged whole.
     """
 
@@ -59,7 +59,7 @@ class PowerGossip:
         self.graph, self.factors, self.side = graph, factors, 0
 
     def mix(self, all_: list[Weights], step: int) -> list[Weights]:
-        """As of :class:`Plain`."""
+        """Return the tensors of all ranks after a mixing."""
         moved = [{name: tensor.copy() for name, tensor in x.items()} for x in all_]
         for i, j in self.graph.edges:
             for name, lower in all_[i].items():
@@ -73,7 +73,7 @@ class PowerGossip:
         return moved
 
     def projected(self, difference: np.ndarray[Any, Any], key: tuple[int, int, str]) -> np.ndarray[Any, Any]:
-        """What of a difference lies in the span of its factor, which is then another one."""
+        """Return the part of a difference in the span of its factor, and take another factor for it."""
         flat = difference.reshape(len(difference), -1)
         facing = flat.T if self.side else flat
         p = self.factors[key]
@@ -86,13 +86,13 @@ class Event:
     """Mixing with what neighbours have last sent: a tensor goes when it has moved by its threshold.
 
     Args:
-        graph: of the ranks.
+        graph: graph of the ranks.
         start: the tensors of all ranks at the beginning.
-        horizon, warmup, reach, stale: of the rule.
+        horizon, warmup, reach, stale: settings of the rule.
 
     Attributes:
-        sent: what neighbours know of each rank.
-        messages: of each rank, tensors that it might have sent to its neighbours, and those that it has.
+        sent: tensors of each rank as its neighbours know them.
+        messages: for each rank, how many tensors it might have sent to its neighbours, and how many it has.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Event:
         self.messages = [[0, 0] for _ in start]
 
     def mix(self, all_: list[Weights], step: int) -> list[Weights]:
-        """As of :class:`Plain`."""
+        """Return the tensors of all ranks after a mixing."""
         for rank, x in enumerate(all_):
             degree = len(self.graph.neighbours(rank))
             for name, value in x.items():
@@ -125,7 +125,7 @@ class Event:
         ]
 
     def mixed(self, rank: int, name: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """A tensor of a rank after it has moved towards what it has heard of."""
+        """Return a tensor of a rank after it has moved towards what it has heard of."""
         moved = value
         for other in self.graph.neighbours(rank):
             new, mine = (self.states[r][name][2] == self.mixings - 1 for r in (other, rank))
@@ -136,14 +136,14 @@ class Event:
 
 
 def times(matrix: np.ndarray[Any, Any], all_: list[Weights]) -> list[Weights]:
-    """Tensors of all ranks times a matrix over ranks."""
+    """Return tensors of all ranks times a matrix over ranks."""
     return [
         {name: sum(w * x[name] for w, x in zip(row, all_, strict=True)) for name in all_[0]} for row in matrix
     ]
 
 
 def first_factors(rule: Any) -> Factors:
-    """The factors of a rank's pairs before the first mixing, from a rule's state."""
+    """Return the factors of a rank's pairs before the first mixing, from a rule's state."""
     found: Factors = {}
     for other in rule.neighbours.weights:
         at, flat = 0, rule.state()[f"factor{other}"]

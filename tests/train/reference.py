@@ -18,15 +18,15 @@ Weights = dict[str, torch.Tensor]
 
 
 class Reference:
-    """Trains by a rule, and keeps every version of the weights.
+    """Training by a rule, which keeps every version of the weights.
 
     Args:
-        shape, config: as the trainer's.
+        shape, config: shape of the model and configuration, as the trainer's.
         rule: ``fresh`` (the gradient of the newest weights), ``delayed`` (of those before), ``cdp-v2``.
 
     Attributes:
         versions: W(0), W(1), ...
-        losses, norms: of each step.
+        losses, norms: loss and gradient norm of each step.
         kept: the values that go on from block to block, where that is a share of them.
     """
 
@@ -67,7 +67,7 @@ class Reference:
         self.versions.append(self._copy())
 
     def _add_gradient(self, t: int, weights: Weights, micro: torch.Tensor, parts: int) -> None:
-        """Of a micro-batch, one of so many."""
+        """Add the gradient of a micro-batch, one of ``parts``."""
         loss = loss_of(functional_call(self.model, weights, (micro[:, :-1],)), micro[:, 1:]) / parts
         self.losses[t:] = [sum(self.losses[t:]) + loss.item()]
         for mixture in self.mixtures:
@@ -77,20 +77,20 @@ class Reference:
             p.grad = gradient if p.grad is None else p.grad + gradient
 
     def weights(self, version: int, pp: int) -> Weights:
-        """All weights of a version, whatever the stage."""
+        """Return all weights of a version, whatever the stage."""
         return self.versions[version]
 
     def moment(self, name: str, pp: int) -> torch.Tensor:
-        """The optimizer's mean of a parameter's gradients."""
+        """Return the optimizer's mean of a parameter's gradients."""
         return self.optimizer.state[self.parameters[name]][MEAN[self.config.optimizer]]
 
     def logits(self, version: int, x: torch.Tensor) -> torch.Tensor:
-        """What the model with a version of the weights gives."""
+        """Return the logits of the model with a version of the weights."""
         self.kept.version = version
         return functional_call(self.model, self.versions[version], (x,))
 
     def seen(self, t: int, worker: int) -> Weights:
-        """The weights that a worker (from 1) computes the gradient of step t with."""
+        """Return the weights that a worker (from 1) computes the gradient of step t with."""
         older, newest = self.versions[max(t - 1, 0)], self.versions[t]
         chosen = {}
         for name in newest:
@@ -138,12 +138,12 @@ class DenseMixture(torch.nn.Module):
 
 
 class LocalReference:
-    """The same for local updates: stages with heads and losses of their own.
+    """Reference for local updates: stages with heads and losses of their own.
 
     Attributes:
-        versions: of each stage, its weights.
-        losses: of the last stage, at each step.
-        norms: over all stages.
+        versions: weights of each stage, by version.
+        losses: loss of the last stage, at each step.
+        norms: gradient norms over all stages.
     """
 
     def __init__(self, shape, config) -> None:
@@ -179,22 +179,22 @@ class LocalReference:
         self.versions.append(self._copy())
 
     def weights(self, version: int, pp: int) -> Weights:
-        """A stage's weights of a version."""
+        """Return a stage's weights of a version."""
         return self.versions[version][pp]
 
     def moment(self, name: str, pp: int) -> torch.Tensor:
-        """As of :class:`Reference`, in a stage."""
+        """Return the optimizer's mean of the gradients of a stage's parameter."""
         return self.optimizers[pp].state[self.stages[pp].get_parameter(name)][MEAN[self.config.optimizer]]
 
     def logits(self, version: int, x: torch.Tensor) -> torch.Tensor:
-        """As of :class:`Reference`: of the last stage."""
+        """Return the logits of the last stage, with a version of all stages' weights."""
         for stage, weights in zip(self.stages, self.versions[version], strict=True):
             x, logits = functional_call(OwnLoss(stage), {f"stage.{n}": w for n, w in weights.items()}, (x,))
         return logits
 
 
 def stage_of(name: str, layers: int, stages: int) -> int:
-    """The stage, from 1, of ``stages`` that a parameter of the whole model is in."""
+    """Return the stage, from 1, of ``stages`` that a parameter of the whole model is in."""
     if name.startswith("embed"):
         return 1
     if name.startswith("blocks."):
@@ -203,6 +203,6 @@ def stage_of(name: str, layers: int, stages: int) -> int:
 
 
 def difference(a: Reference, b: Reference) -> float:
-    """The largest difference of two references' weights, at the last version that both have."""
+    """Return the largest difference of two references' weights, at the last version that both have."""
     last = min(len(a.versions), len(b.versions)) - 1
     return max((a.versions[last][name] - b.versions[last][name]).abs().max().item() for name in a.parameters)

@@ -12,7 +12,7 @@ from tests.train.harness import metrics, train
 
 
 def stored(path: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, in one process."""
+    """Return all tensors of a checkpoint, in one process."""
     keys = FileSystemReader(str(path)).read_metadata().state_dict_metadata
     tensors = {key: torch.empty(meta.size, dtype=meta.properties.dtype) for key, meta in keys.items()}
     load(tensors, checkpoint_id=str(path), no_dist=True)
@@ -20,7 +20,7 @@ def stored(path: Path) -> dict[str, Tensor]:
 
 
 def unequal(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
-    """Keys of two checkpoints that one lacks, or whose tensors differ."""
+    """Return keys of two checkpoints that one lacks, or whose tensors differ."""
     counters = {key for key in a if key.endswith(".traffic")}  # setting up sends a few bytes in each process
     return [
         key
@@ -30,7 +30,7 @@ def unequal(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
 
 
 def losses(run: Path) -> list[tuple[int, float, float]]:
-    """Every step of a run with its loss and its gradient's norm, exactly."""
+    """Return every step of a run with its loss and its gradient's norm, exactly."""
     return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in metrics(run, "train")]
 
 
@@ -38,10 +38,10 @@ def run_and_resume(folder: Path, flags: str, policy: str, step: int) -> Path:
     """Train in a folder, and once more from the checkpoint after a step; return the first run's, beside ``again``.
 
     Args:
-        folder: where ``text.txt``, ``policy.toml`` and the runs come to be.
-        flags: of ``hybridcomp train``.
-        policy: TOML.
-        step: of the checkpoint.
+        folder: folder where ``text.txt``, ``policy.toml`` and the runs come to be.
+        flags: flags of ``hybridcomp train``.
+        policy: policy, in TOML.
+        step: step of the checkpoint.
     """
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
     (folder / "policy.toml").write_text(policy)

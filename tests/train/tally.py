@@ -1,4 +1,4 @@
-"""What programs that check on several ranks have in common."""
+"""Helpers that programs that check on several ranks have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trainer does beside its schedules: global batches, recomputation, sequence parallelism, bf16."""
+"""The trainer beside its schedules: global batches, recomputation, sequence parallelism, bf16."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_recomputed_blocks_keep_their_inputs_alone():
         held.append(sum(t.untyped_storage().nbytes() for at, t in saved.items() if at not in weights))
     stream, numbers = batch * shape.seq_len * shape.d_model * 4, batch * shape.seq_len * 4
     # A block's input; a norm's output, queries, keys, values, attention's output; the sum in the middle; a norm's
-    # output, what is inside the MLP before and after GELU. Of each token, two numbers of each norm, one of each head.
+    # output, the MLP's inside before and after GELU. Each token has two numbers for each norm, one for each head.
     block = (1 + 5 + 1 + 9) * stream + (2 * 2 + shape.heads) * numbers
     assert held == [shape.layers * block, (shape.layers - 2) * block + 2 * stream, shape.layers * stream]
 

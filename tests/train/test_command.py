@@ -146,7 +146,7 @@ def test_a_live_line_where_the_launcher_has_a_terminal(folder):
 
 
 def check_the_steps_of_its_traces(run):
-    """The steps that the trainer counts are those that the report splits, each as long as the trainer says."""
+    """Check that the steps the trainer counts are those that the report splits, each as long as the trainer says."""
     found = split(run, *aligned(run), warmup=1)
     assert (found.by, found.steps, len(found.ranks)) == ("hybridcomp train", [1, 2, 3, 4, 5], 4)
     assert {"pp", "dp"} <= set(found.axes)

@@ -40,7 +40,7 @@ def test_autograd_keeps_as_many_stages_alive(n, cyclic):
     stages = [keep_stage(build_gpt(shape, 1), i, n) for i in range(n)]
     tokens = torch.arange(4).view(1, 4)
     workers = [MicroBatch(stages, 1 / n) for _ in range(n)]
-    outputs: list[weakref.ref[torch.Tensor]] = []  # of all stages that ever ran
+    outputs: list[weakref.ref[torch.Tensor]] = []  # outputs of all stages that ever ran
     order, lag, steps = passes(n), LAG if cyclic else 0, 3
     counts = []
     for time in range(lag * (n - 1) + 2 * n * steps):
@@ -101,7 +101,7 @@ def test_messages_of_a_step(n, at_once):
     counts = sent(n, at_once=at_once)
     assert sum(counts) == 2 * n * (n - 1)  # N - 1 partial sums and N - 1 totals of each stage
     if not at_once:
-        assert max(counts) <= max(n, 2)  # of n - 1 on average
+        assert max(counts) <= max(n, 2)  # n - 1 on average
     assert totals_due(n, n, at_once=at_once) == [[]] * 4 * n
 
 
@@ -124,20 +124,20 @@ def test_weights_reach_every_worker_from_their_owner(n, by_stage):
 def test_owners_do_their_duties_in_time(n):
     for stage in range(1, n + 1):
         back, on = duties(stage, n)
-        begin = LAG * (owner(stage, n) - 1)  # of the owner's step, counted from the first worker's
-        total = LAG * (n - 1) + passes(n).index(("backward", stage)) + 1 - 2 * n  # of the step before is made
+        begin = LAG * (owner(stage, n) - 1)  # begin of the owner's step, counted from the first worker's
+        total = LAG * (n - 1) + passes(n).index(("backward", stage)) + 1 - 2 * n  # the step before's total
         assert begin + back == total
-        assert begin + back + 1 == passes(n).index(("backward", stage))  # of worker 1, in the same step
+        assert begin + back + 1 == passes(n).index(("backward", stage))  # worker 1's, in the same step
         assert begin + on + 1 == 2 * n + stage - 1  # its forward pass in the next step
-        every_total = LAG * (n - 1) + 2 * n - 2 * n  # of the step before is made: the norm is known
+        every_total = LAG * (n - 1) + 2 * n - 2 * n  # all totals of the step before: the norm is known
         assert begin + on >= every_total
-        # What is handed out for forward passes is of the version that those of the step before are no more made of.
+        # Weights for the next step's forward passes are handed out at another time than those for backward passes.
         assert on % (2 * n) != back
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 16])
 def test_messages_of_a_step_whose_workers_share_stages(n):
-    sums = n * n - 1  # of each stage up the workers and to its owner, which of one is the last worker
+    sums = n * n - 1  # a stage's sum goes up the workers and to its owner, which for one is the last worker
     first = (
         n * (2 * n - 1) - 1
     )  # weights in both directions by n hops, those of the last stage once, from worker 1

@@ -22,7 +22,7 @@ def load(data, tokenizer=None, val_fraction=0.25, vocab_size=None):
 
 
 def counting(train=1000, held_out=200):
-    """A corpus in which a token's value tells where it stood."""
+    """Return a corpus in which a token's value tells where it stood."""
     return Corpus(np.arange(train, dtype=np.uint16), np.arange(held_out, dtype=np.uint16), 1000, "counting")
 
 

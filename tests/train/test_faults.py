@@ -1,4 +1,4 @@
-"""What goes wrong in a run: the loss diverges, the disk is full, the text has changed."""
+"""Runs in which something goes wrong: the loss diverges, the disk is full, the text has changed."""
 
 from __future__ import annotations
 

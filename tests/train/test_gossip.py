@@ -177,7 +177,7 @@ def test_a_resumed_run_has_the_same_bits(run: Path) -> None:
         assert all(torch.equal(tensor, ended[0]) for tensor in ended)
     told = {row["step"]: row.get("replicas") for row in metrics(run, "train")}
     assert [step for step, replicas in told.items() if replicas] == [5, 8]
-    assert told[5]["spread"] == pytest.approx(math.sqrt(distances / squares), rel=0.25)  # of a few parameters
+    assert told[5]["spread"] == pytest.approx(math.sqrt(distances / squares), rel=0.25)  # by a few parameters
 
 
 def test_spread_and_bytes_are_told(run: Path) -> None:

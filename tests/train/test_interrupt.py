@@ -25,7 +25,7 @@ send = "int8:block=32"
 [pp]
 codec = "int8:block=32"
 """
-# And the steps of each: enough that it does not end before it is seen that some are done.
+# Flags and steps of each run: enough that it does not end before it is seen that some are done.
 RUNS = {
     "1f1b": ("--pp 2", 100),
     "2bw": ("--pp 2 --schedule 2bw", 100),
@@ -63,7 +63,7 @@ def wait_for_steps(process: subprocess.Popen[str], run: Path, count: int) -> Non
 
 
 def one_rank(launcher: int, rank: int) -> int:
-    """The process of a rank under mpiexec, whose children are proxies, whose children are ranks."""
+    """Return the process of a rank under mpiexec, whose children are proxies, whose children are ranks."""
 
     def children(process: int) -> list[int]:
         return [int(p) for p in Path(f"/proc/{process}/task/{process}/children").read_text().split()]

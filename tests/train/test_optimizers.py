@@ -25,7 +25,7 @@ def start() -> dict[str, np.ndarray]:
 
 
 def gradient(name: str, step: int) -> np.ndarray:
-    """Of a step; at one of them it is zero."""
+    """Return the gradient of a step; at one of them it is zero."""
     rng = np.random.default_rng([step, len(name)])
     return rng.standard_normal(SHAPES[name]) * 3.0**step * (step != 2)
 
@@ -137,7 +137,7 @@ def test_another_optimizer_does_not_go_on(tmp_path):
 
     adamw, lans_ = (run_identity(TrainConfig(optimizer=o), 256, "text") for o in ("adamw", "lans"))
     before = {name: value for name, value in adamw.items() if name != "optimizer"}
-    check_fits(made(before), adamw, TrainConfig())  # of a version that had AdamW alone
+    check_fits(made(before), adamw, TrainConfig())  # a checkpoint of a version that had AdamW alone
     for there, here, said in (
         (before, lans_, "adamw there, lans here"),
         (lans_, adamw, "lans there, adamw here"),

@@ -1,4 +1,4 @@
-"""Which checkpoint is resumed, and how the metrics go on."""
+"""Choice of the checkpoint to resume, and how the metrics go on."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ZERO = "--shard zero1 --bucket-mb 0.05"
 HANDED = "--shard stages"
 NEURONS = "--pp-neurons 0.3 --pp-neurons-refresh 2"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
-# All of a number of ranks in one start of them.
+# All cases of a number of ranks run in one start of them.
 CASES = {
     (2, "hybridcomp"): [
         f"--dp 2 --layers 2 {CYCLIC} cdp-v1 {HANDED}",

@@ -1,4 +1,4 @@
-"""Runs whose replicas share moments and experts: what they send, what a checkpoint has, and who can read it."""
+"""Runs whose replicas share moments and experts: what they send, what a checkpoint has, and runs that can read it."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def checkpoint(run: Path):
 def test_traffic_of_shards_and_of_tokens_is_counted_apart(run):
     (summary,) = metrics(run, "summary")
     wire = summary["wire_bytes"]
-    # Of what its stage shares a rank sends half in the reduce-scatter, and its own half in the all-gather.
+    # A rank sends half of what its stage shares in the reduce-scatter, and its own half in the all-gather.
     shared = {
         key: tensor.numel()
         for key, tensor in stored(checkpoint(run).path).items()
         if ".model." in key and ".experts." not in key
     }
-    halves = sum(math.ceil(size / 2) for size in shared.values())  # of both stages
+    halves = sum(math.ceil(size / 2) for size in shared.values())  # halves of both stages
     assert wire["dp"] == summary["plain_bytes"]["dp"] == STEPS * 2 * 2 * halves * FLOAT
     # Half of the room for tokens, there and back, forward and backward, on each of 4 ranks.
     room = EXPERTS * math.ceil(1.25 * TOKENS / EXPERTS) * WIDTH * FLOAT
@@ -140,7 +140,7 @@ def test_stages_of_replicas_are_saved_once_and_make_a_model(tmp_path):
     assert summary["wire_bytes"]["dp"] == 5 * (FLOAT * (5 * one + 3 * two) + 8 + 2 * 11 * 8)
     assert metrics(run, "start")[0]["parameters"] == sum(p.numel() for p in model.parameters())
     moments = [key for key in stored(found.path) if key.endswith("exp_avg")]
-    assert len(moments) == len(list(model.parameters()))  # of each parameter once
+    assert len(moments) == len(list(model.parameters()))  # moments of each parameter once
 
 
 def test_tokens_beyond_the_capacity_are_passed_on():

@@ -102,13 +102,13 @@ def test_a_fused_sum_sends_less_and_the_model_is_whole(tmp_path):
     small = f"{TINY} --pp 2 --dp 2 --tie-embeddings --steps 2 --data {__file__}"
     sent = []
     for policy, more in (("none", ""), ("fused.toml", "--checkpoint-every 2")):
-        # What is short would go in one exchange, which sends more among four ranks than the rule below says.
+        # Short messages would go in one exchange, which sends more among four ranks than the rule below says.
         how = {"HYBRIDCOMP_ALGORITHM": "all_reduce=direct"}
         done = train(f"{small} --policy {policy} --out {policy[:5]} {more}", tmp_path, **how)
         assert done.returncode == 0, done.stderr
         (summary,) = metrics(tmp_path / policy[:5], "summary")
         sent.append(summary["wire_bytes"]["embedding"])
-    assert sent[1] * 4 == sent[0] * 3  # (2 D - 1) / (3 D - 2) of D = 2 replicas
+    assert sent[1] * 4 == sent[0] * 3  # (2 D - 1) / (3 D - 2) for D = 2 replicas
 
     found = newest(tmp_path / "fused")
     assert found is not None

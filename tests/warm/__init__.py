@@ -4,7 +4,7 @@ To import PyTorch takes seconds of processor time, on every rank of every launch
 :func:`python` is an executable for Python's place: it has its program run by a fork of a process that has imported
 PyTorch and numpy before, and nothing of hybridcomp or MPI. Environment, working folder, files, signals and exit status
 are the caller's. There are two such processes, whose hashes have different seeds: of two neighbouring ranks, each has
-another order of sets, as ranks have. What it does not know it leaves to Python itself: options, variables of Python, or
+another order of sets, as ranks have. It leaves to Python itself what it does not know: options, variables of Python, or
 other settings of the libraries that are loaded. ``HYBRIDCOMP_TEST_COLD=1`` does so with everything.
 """
 
@@ -24,7 +24,7 @@ _SERVERS = 2
 
 @functools.cache
 def python() -> str:
-    """Path of an executable that does as ``sys.executable`` does; the processes behind it end with this one."""
+    """Return an executable that does as ``sys.executable`` does; the processes behind it end with this one."""
     if os.environ.get("HYBRIDCOMP_TEST_COLD"):
         return sys.executable
     folder = Path(tempfile.mkdtemp(prefix="hybridcomp-warm-"))

@@ -1,4 +1,4 @@
-"""What stands in Python's place: asks a server for a process, and is its shadow. See the package."""
+"""Stand-in for Python: asks a server for a process, and is its shadow. See the package."""
 
 import array
 import json
@@ -9,7 +9,7 @@ import sys
 import time
 
 UNDERSTOOD = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"}
-START_SECONDS = 60.0  # of a server
+START_SECONDS = 60.0  # seconds for a server's start
 FORWARDED = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT]
 
 
@@ -23,7 +23,7 @@ def main(folder: str, arguments: list[str]) -> None:
 
 
 def run(path: str, arguments: list[str]) -> None:
-    """Does not return if the server takes it."""
+    """Have a server run a program; does not return if the server takes it."""
     connection = connect(path)
     files = [int(name) for name in os.listdir("/proc/self/fd")]
     files = [number for number in files if number != connection.fileno() and is_open(number)]
@@ -35,7 +35,7 @@ def run(path: str, arguments: list[str]) -> None:
     connection.sendall(body)
     answers = connection.makefile("rb")
     pid = int(answers.readline() or "0")
-    if pid == 0:  # it would rather not
+    if pid == 0:  # the server declines
         connection.close()
         return
     for number in FORWARDED:
@@ -67,6 +67,6 @@ def connect(path: str) -> socket.socket:
 def is_open(number: int) -> bool:
     try:
         os.fstat(number)
-    except OSError:  # what listed them
+    except OSError:  # the descriptor that listed them
         return False
     return True

@@ -1,4 +1,4 @@
-"""Forks for every program that a client asks for, with PyTorch loaded. See the package.
+"""Fork for every program that a client asks for, with PyTorch loaded. See the package.
 
 Runs until its standard input ends. A client that is gone takes its process with it.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-# Not what hybridcomp waits to be imported: torch's pipelining and its ZeRO.
+# Without torch's pipelining and its ZeRO, whose import hybridcomp waits for.
 LOADED = [
     "numpy",
     "torch",
@@ -39,7 +39,7 @@ LOADED = [
     "torch.nn.parallel",
     "torch.optim",
 ]
-# What these read when they are loaded.
+# Prefixes of variables that these modules read when they are loaded.
 SETTINGS = (
     "OMP_",
     "MKL_",
@@ -54,7 +54,7 @@ SETTINGS = (
     "LD_",
 )
 PR_SET_PDEATHSIG = 1
-kept: list[object] = []  # for the life of a process
+kept: list[object] = []  # objects for the life of a process
 HIGH = 512  # above the numbers of files that anybody passes
 
 
@@ -63,7 +63,7 @@ def settings(environment: dict[str, str]) -> dict[str, str]:
 
 
 class Server:
-    """Serves clients; :meth:`serve` returns in a process that was forked, with what is to be run there."""
+    """Server of clients; :meth:`serve` returns in a process that was forked, with what is to be run there."""
 
     def __init__(self, path: str, environment: dict[str, str], put: dict[str, str]) -> None:
         """Listen at ``path``; ``environment`` is that in which modules were loaded, and ``put`` what they added."""
@@ -127,7 +127,7 @@ class Server:
         return None
 
     def _forget(self, client: socket.socket) -> None:
-        """In a new process: let no object that goes close a file that the program has by the same number."""
+        """Let no object that goes in a new process close a file that the program has by the same number."""
         for key in [*self._selector.get_map().values()]:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.detach()
@@ -165,7 +165,7 @@ def leave(path: str) -> None:
 
 
 def become(files: dict[int, int]) -> None:
-    """In a new process: hold the files that the client holds, by the same numbers, and no others."""
+    """Hold, in a new process, the files that the client holds, by the same numbers, and no others."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     held = {number: fcntl.fcntl(file, fcntl.F_DUPFD, HIGH) for number, file in files.items()}
     os.closerange(0, HIGH)
@@ -187,9 +187,9 @@ def run(
     """Run a program as Python does.
 
     Args:
-        wanted: by the client.
-        path: of modules, without what Python puts before the standard library.
-        loaded: what loaded modules have put into the environment.
+        wanted: program that the client asks for.
+        path: search path of modules, without what Python puts before the standard library.
+        loaded: variables that loaded modules have put into the environment.
         backends: torch's plugins that are installed.
     """
     os.environ.clear()

@@ -131,7 +131,7 @@ def test_what_it_does_not_know_is_left_to_python() -> None:
 
 
 def test_what_it_runs_starts_others_as_fast() -> None:
-    """Though loaded modules have put variables of theirs into its environment."""
+    """Other programs start as fast though loaded modules have put variables of theirs into the environment."""
     loaded = "import sys; print('torch' in sys.modules)"
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {loaded!r}])"
     assert run(python(), "-c", nested).stdout == "True\n"

@@ -16,14 +16,14 @@ def _words(value: Any) -> Words:
 
 
 def mix32(h: Words) -> Words:
-    """lowbias32."""
+    """Return the hash lowbias32 of each word."""
     h = (h ^ (h >> np.uint32(16))) * np.uint32(0x7FEB352D)
     h = (h ^ (h >> np.uint32(15))) * np.uint32(0x846CA68B)
     return h ^ (h >> np.uint32(16))
 
 
 def uniform_bits(seed: int, index: Any, high: Any = 0) -> Words:
-    """Random bits of elements by the low and the high half of their indices."""
+    """Return random bits of elements by the low and the high half of their indices."""
     a = mix32(_words(seed) + _GOLDEN)
     b = mix32(a ^ _words(seed >> 32))
     first = mix32(b + _words(high))

@@ -185,13 +185,13 @@ CONTRACTION = {"int4": np.sqrt(128) / 14, "topk:ratio=0.1": np.sqrt(0.9)}
 
 
 def inputs(step: int) -> np.ndarray:
-    """A constant, most of whose elements are far below the largest, and noise."""
+    """Return a constant, most of whose elements are far below the largest, and noise."""
     constant = np.random.default_rng(99).standard_normal(N) ** 3 / 3
     return (constant + 0.3 * np.random.default_rng(step).standard_normal(N)).astype(np.float32)
 
 
 def gap(feedback: hc.ErrorFeedback | None, codec: str) -> tuple[np.ndarray, float]:
-    """The sum of what was meant less that of what was sent, and the largest norm of an input."""
+    """Return the sum of the inputs less that of the decoded messages, and the largest norm of an input."""
     missing, largest = np.zeros(N), 0.0
     plain = hc.get_codec(codec)
     for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""What error feedback keeps: step counts, saved states, and what is refused."""
+"""The state of error feedback: step counts, saved states, and states that are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY = ("dp", "layer.0.weight")
 
 
 class Stepping(Int8Codec):
-    """Tells the steps that it is asked for; sends them as the scale of its block."""
+    """Codec whose block size tells the step that it was asked for: 8 elements more at each step."""
 
     def at_step(self, step):
         return Int8Codec(block=8 * (step + 1))

@@ -1,4 +1,4 @@
-"""An owner's sum with error feedback: what is done in fewer passes has the bits of the plain way."""
+"""An owner's sum with error feedback: fewer passes give the bits of the plain way."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_sums_of_an_owner(spec, form, dtype, ranks):
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize("largest", [1.0, 3e38, np.inf, np.nan])
 def test_spans_of_a_sender(spec, dtype, largest):
-    """Done where the state lies, or by its separate steps: the same message, the same state."""
+    """Encoding where the state lies, and by separate steps: the same message, the same state."""
     codec, rng, n, kind = get_codec(spec), np.random.default_rng(4), 140_000, as_dtype(dtype)
     ours, plain = (ErrorFeedback(form="ef").memory(("k",), n, kind) for _ in range(2))
     for step in range(3):
@@ -87,7 +87,7 @@ def test_spans_of_a_sender(spec, dtype, largest):
 
 
 def host_flat(x: np.ndarray, kind: DType) -> Flat:
-    """The values in any type's storage."""
+    """Return the values in the storage of any type."""
     stored = np.empty(x.size, kind.storage)
     native.kernels().convert(x, DType.FLOAT32, stored, kind, False)
     return Flat(stored, kind, stored.shape, True, False)

@@ -1,4 +1,4 @@
-"""The kernels' memories of error feedback: what they do at once has the bits of its halves, and what they refuse."""
+"""The kernels' memories of error feedback: one call has the bits of its halves; calls that they refuse."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hybridcomp.codecs.feedback.memory import Memory, Scratch
 from hybridcomp.codecs.sparse.base import SparseCodec
 from tests.codecs import common
 
-# In one pass, in one pass of some spans only, and in steps; the last have no encoder of the kernels.
+# Encoded in one pass, in one pass of some spans only, and in steps; OTHERS have no encoder of the kernels.
 SPECS = ["int8", "int4:block=24", "int8:block=16384", "topk:ratio=0.1", "fp8", "bf16", "none", "sign"]
 OTHERS = ["lossless", "topk:ratio=0.1:values=int8"]
 CUTS = [0, 256, 256, 1_000, 2_304, 3_000]
 
 
 def made(form: str, n: int, dtype: str = "float32") -> Any:
-    """A memory of a form, to be read as one of :mod:`hybridcomp.codecs.feedback.memory` of any form."""
+    """Return a memory of a form, to be read as one of :mod:`hybridcomp.codecs.feedback.memory` of any form."""
     return hc.ErrorFeedback(form=form).memory(("k",), n, dtype)
 
 
@@ -77,7 +77,7 @@ def test_encoders_say_whose_they_are():
         blocks = codec.integer_blocks or (0, 0)
         sparse = isinstance(codec, SparseCodec)
         assert codec.encoder.identity == (codec.wire_id, codec.params_hash, *blocks, sparse), spec
-        # What a memory relies on: the kernels decode what they encode.
+        # A memory relies on the kernels to decode what they encode.
         out = np.empty(300, np.float32)
         payload = codec.encode(common.gaussian(300))[wire.HEADER_BYTES :]
         args = (codec.wire_id, payload, 300, DType.FLOAT32, out, DType.FLOAT32, False)
@@ -200,7 +200,7 @@ def test_the_step_before_last_waits_no_longer():
 
 
 def refusals() -> list[tuple[str, Any]]:
-    """What to call with a memory of 100 floats, an encoder and an out of enough bytes, and what is said then."""
+    """Return errors, and calls that raise them: given a memory of 100 floats, an encoder and a large enough out."""
     x, wide = np.zeros(10, np.float32), np.zeros(10, np.float64)
     odd = np.zeros(41, np.uint8)[1:].view(np.float32)
     f = DType.FLOAT32

@@ -16,7 +16,7 @@ CHANGES = [(4, 2), (3, 2), (5, 1), (2, 5), (3, 3)]
 
 
 def made(form: str, ranks: int, dtype: str = "float32") -> list[hc.ErrorFeedback]:
-    """Ranks that have sent for a while; the second key is only on the odd ones."""
+    """Return the feedback of ranks that have sent for a while; the second key is only on the odd ones."""
     group = [hc.ErrorFeedback("topk:ratio=0.1", form) for _ in range(ranks)]
     for step in range(3):
         total = np.zeros(1000, dtype)

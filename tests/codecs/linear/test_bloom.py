@@ -18,12 +18,12 @@ from tests.codecs.linear.test_sketch import bitmap, sparse
 
 
 def run_of(n: int, how: Filter) -> list[Run]:
-    """One run of parts, as a plan has it."""
+    """Return one run of parts, as a plan has it."""
     return [Run(slice(0, n), how, slice(0, how.words * -(-n // PART)))]
 
 
 def model_bits(n: int, how: Filter) -> np.ndarray:
-    """The bits (n, hashes) of each element's part."""
+    """Return the bits (n, hashes) of each element's part."""
     at = np.arange(n) % PART
     first, second = (uniform_bits(how.seed, at, h).astype(np.uint64) for h in (3, 4))
     probes = first[:, None] + np.arange(how.hashes, dtype=np.uint64) * (second | np.uint64(1))[:, None]
@@ -31,7 +31,7 @@ def model_bits(n: int, how: Filter) -> np.ndarray:
 
 
 def unpacked(words: np.ndarray, n: int) -> np.ndarray:
-    """A bitmap as bools."""
+    """Return a bitmap as bools."""
     return np.unpackbits(words.view(np.uint8), bitorder="little")[:n].astype(bool)
 
 
@@ -63,7 +63,7 @@ def test_the_filter_is_the_models(n, rate):
 
 @pytest.mark.parametrize("rate", [0.9, 0.5, 0.3, 0.1, 0.01, 0.001])
 def test_the_rate_is_the_parameters(rate):
-    """Within what so many elements tell: false positives of 20 filters of 3,000 elements."""
+    """The rate is right within the error of a sample: false positives of 20 filters of 3,000 elements."""
     found = others = 0
     for seed in range(20):
         x = sparse(100_000, 0.03, seed=seed)
@@ -127,7 +127,7 @@ def test_sums_of_whole_numbers_are_exact(dtype, ranks):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("fpr", [0.3, 0.02, 1e-4])
 def test_false_positives_are_zeros(dtype, fpr):
-    """Of values that float addition rounds, over four orders of magnitude."""
+    """Elements outside the union are zero though float addition rounds the others, over four orders of magnitude."""
     scales = 10.0 ** np.random.default_rng(1).integers(-2, 3, (4, 200_000))
     parts = [(sparse(200_000, 0.01, dtype, seed=r) * scales[r]).astype(dtype) for r in range(4)]
     want = sum(p.astype(np.float64) for p in parts)
@@ -143,7 +143,7 @@ def test_false_positives_are_zeros(dtype, fpr):
 
 
 def rounds_of(codec, x: np.ndarray) -> list[Round]:
-    """The rounds of a reduction by one rank."""
+    """Return the rounds of a reduction by one rank."""
     return list(codec.reduction(flatten(x), ranks=1))
 
 
@@ -213,14 +213,14 @@ def test_tensors_of_every_size_are_recovered_nearly_always():
 
 
 def test_a_denser_union_than_expected_is_told():
-    """By half: the table is too full to be peeled; what comes is the same on all ranks, and finite."""
+    """With a union denser by half the table is too full to be peeled; results are finite and the same on all ranks."""
     parts = [sparse(100_000, 0.011, seed=r) for r in range(4)]
     results = reduce_all("sketch:index=bloom:density=0.03", parts)
     assert 0 < results[0].recovered < 0.9
     assert len({r.total.tobytes() for r in results}) == 1
     assert np.isfinite(results[0].total).all()
     wrong = np.count_nonzero(np.abs(results[0].total - sum(parts)) > 1e-4)
-    held = np.count_nonzero(results[0].total)  # of the others nothing was read, not even a zero
+    held = np.count_nonzero(results[0].total)  # the others were not read, not even as zeros
     assert 0 < wrong <= (1 - results[0].recovered) * held * 1.01
 
 

@@ -1,4 +1,4 @@
-"""What all linear codecs have in common: rounds, and the same bits on all ranks."""
+"""Properties of all linear codecs: rounds, and the same bits on all ranks."""
 
 from __future__ import annotations
 

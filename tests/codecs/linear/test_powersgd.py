@@ -35,7 +35,7 @@ def test_full_rank_is_exact_to_rounding():
 
 
 def test_error_is_near_the_best_possible():
-    """One iteration from a random start, against the truncated singular value decomposition."""
+    """One iteration from a random start comes near the truncated singular value decomposition."""
     rng = np.random.default_rng(1)
     u, _ = np.linalg.qr(rng.standard_normal((200, 100)))
     v, _ = np.linalg.qr(rng.standard_normal((150, 100)))

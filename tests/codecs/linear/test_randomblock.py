@@ -13,7 +13,7 @@ from tests.codecs import common
 
 
 def kept(codec, n: int) -> np.ndarray:
-    """Which elements are sent."""
+    """Return the indices of the elements that are sent."""
     return (codec.start(n) + np.arange(codec.k(n))) % n
 
 

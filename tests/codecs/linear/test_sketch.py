@@ -20,20 +20,20 @@ from tests.codecs.feedback.models import uniform_bits
 
 
 def sparse(n: int, density: float, dtype: str = "float32", seed: int = 0, whole: bool = False):
-    """Mostly zeros; ``whole``: small integers, whose sums are exact in any order."""
+    """Return mostly zeros; with ``whole`` the others are small integers, whose sums are exact in any order."""
     rng = np.random.default_rng([seed, n])
     values = rng.integers(1, 100, n) if whole else rng.standard_normal(n)
     return np.where(rng.random(n) < density, values, 0).astype(dtype)
 
 
 def bitmap(x: np.ndarray) -> np.ndarray:
-    """The words of a bitmap of non-zeros."""
+    """Return the words of a bitmap of non-zeros."""
     raw = np.packbits(x != 0, bitorder="little")
     return np.pad(raw, (0, -raw.size % 8)).view(np.uint64)
 
 
 def places(table: Table, block: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Row and sign of each hash of blocks."""
+    """Return row and sign of each hash of blocks."""
     found = []
     for h in range(3):
         bits = uniform_bits(table.seed, block, h).astype(np.uint64)
@@ -43,7 +43,7 @@ def places(table: Table, block: np.ndarray) -> list[tuple[np.ndarray, np.ndarray
 
 
 def model_fold(x: np.ndarray, table: Table) -> np.ndarray:
-    """Each element added to its three counters, in order."""
+    """Return the counters after each element was added to its three, in order."""
     sums = np.zeros(table.counters, x.dtype)
     at = np.flatnonzero(x)
     for row, sign in places(table, at // table.lanes):
@@ -129,7 +129,7 @@ def test_the_sketch_is_the_models(dtype, lanes):
 
 
 def recovered(load: float, n: int = 40_000, lanes: int = 1) -> float:
-    """Share of the elements of a tenth that peeling a sketch of that load gives back exactly."""
+    """Return the share of non-zeros, a tenth of all, that peeling a sketch of that load gives back exactly."""
     x = sparse(n, 0.1, whole=True)
     k = np.count_nonzero(x)
     table = Table(lanes, round(k / (3 * load) / lanes), 5)
@@ -216,7 +216,7 @@ def test_sums_are_near_and_means_are_divided():
 
 
 def numbers(codec, parts) -> int:
-    """How many numbers round 2 sums."""
+    """Return how many numbers round 2 sums."""
     union = bitmap(np.any([p != 0 for p in parts], axis=0))
     return sum(part.size for part in codec.plan(union, parts[0].size))
 

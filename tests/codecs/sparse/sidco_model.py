@@ -35,7 +35,7 @@ def logarithm(x: float) -> float:
 
 
 def growth(x: float) -> float:
-    """(e^x - 1) / x."""
+    """Return (e^x - 1) / x."""
     n = int(x * 1.4426950408889634 + (-0.5 if x < 0 else 0.5))
     r = x - n * 0.6931471805599453
     series = 1.0
@@ -46,7 +46,7 @@ def growth(x: float) -> float:
 
 
 def distance(point: Point, limit: float, logs: float, pareto: bool) -> float:
-    """How far beyond ``limit`` those lie that are exp(-logs) of its survivors."""
+    """Return how far beyond ``limit`` those lie that are exp(-logs) of its survivors."""
     mean = point.total / point.count
     excess = mean - limit
     if not excess > 0:
@@ -108,7 +108,7 @@ class Fit:
         return int(nearest.view(np.uint32))
 
     def adapted(self) -> tuple[float, float]:
-        """A limit that about twice the target reaches, and their mean excess over it."""
+        """Return a limit that about twice the target reaches, and their mean excess over it."""
         want = 2 * max(self.target, 0.0) + 8
         low, high = self.measure(0), None
         low = low._replace(count=self.finite)
@@ -155,7 +155,7 @@ def between(low: Point, high: Point, goal: float) -> float:
 
 
 def refined(keys: np.ndarray, limit: float, excess: float, k: int) -> int | None:
-    """The key of a limit that k of ``keys`` reach, within a tenth, starting from one that more do."""
+    """Return the key of a limit that k of ``keys`` reach, within a tenth, starting from one that more do."""
 
     def point(key: int) -> Point:
         return Point(key, float(np.uint32(key).view(FLOAT32)), float((keys >= key).sum()))

@@ -64,7 +64,7 @@ def test_is_the_model(kind, name):
 @pytest.mark.parametrize("fit", ["exponential", "pareto"])
 @pytest.mark.parametrize("kind", ["gaussian", "laplace", "student"])
 def test_limits_are_the_papers_formulas(kind, fit):
-    """Written as the paper has them, without the kernels' sample, order of sums, keys and logarithm."""
+    """The formulas are written as in the paper, without the kernels' sample, order of sums, keys and logarithm."""
     x = distribution(kind, 30000).astype(np.float64)
     for ratio, stages in ((0.01, 1), (0.01, 2), (0.001, 4), (0.3, 3)):
         magnitudes, limit = np.abs(x), 0.0
@@ -104,7 +104,7 @@ def test_finds_the_share(kind, n):
     for ratio in (0.1, 0.01, 0.001):
         codec = hc.get_codec("sidco", ratio=ratio)
         if kind == "tenth" and ratio == 0.1:
-            continue  # no more than about so many are not zero
+            continue  # only about so many elements are not zero
         count = codec.select(flatten(x)).count
         assert 0.8 * codec.k(n) <= count <= 1.25 * codec.k(n)
         smallest = np.sort(np.abs(x))[-count]
@@ -114,7 +114,7 @@ def test_finds_the_share(kind, n):
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplace", "student", "outliers"])
 def test_the_fit_itself_is_right(kind):
-    """Not by way of the exact selection that stands behind it, which would find k to the element."""
+    """The fit is right by itself, without the exact selection behind it, which would find k to the element."""
     n = 1 << 20
     for seed in range(3):
         for ratio in (0.1, 0.01):
@@ -160,7 +160,7 @@ def test_zeros_are_not_sent():
 
 
 def test_two_values():
-    """Nothing lies between them: the larger ones if they are about k, else exactly k."""
+    """With nothing between two values, the larger ones are sent if they are about k, else exactly k."""
     for share, expected in ((0.1, 1.0), (0.08, 0.8), (0.05, 1.0), (0.2, 1.0), (0.12, 1.2)):
         x = np.where(np.arange(10000) < share * 10000, 5, 1).astype(FLOAT32)
         codec = hc.get_codec("sidco:ratio=0.1")

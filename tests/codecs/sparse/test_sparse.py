@@ -1,4 +1,4 @@
-"""What the sparse codecs share: the codecs of their values, steps, and messages that lie about them."""
+"""Properties that sparse codecs share: the codecs of their values, steps, and messages that lie about them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def reaching(x: np.ndarray, limit: float) -> np.ndarray:
 
 
 def root_mean_square(x: np.ndarray) -> float:
-    """In the codec's order: 16 lanes over each block of 65,536, the lanes halved, the blocks in turn."""
+    """Compute it in the codec's order: 16 lanes over each block of 65,536, the lanes halved, the blocks in turn."""
     wide = np.abs(x.astype(np.float64))
     finite = np.isfinite(wide)
     wide[~finite] = 0

@@ -100,7 +100,7 @@ def test_k_is_the_ratio_rounded_up(ratio):
 
 
 def test_indices_take_the_smaller_form():
-    """Two bytes an index up to a sixteenth of a block, a bitmap beyond."""
+    """Indices take two bytes each up to a sixteenth of a block, and a bitmap beyond."""
     n = 65536
     for k in (1, 4096, 4097, 65536):
         size = hc.get_codec("topk", ratio=k / n).encode(common.gaussian(n)).size

@@ -62,6 +62,5 @@ HC_INLINE hc_emulation::Integer<T> atomicCAS(T* at, hc_emulation::As<T> expected
 
 HC_INLINE void __threadfence() { hc_fence(); }
 HC_INLINE void __threadfence_system() { hc_fence(); }
-// Orders a thread's own accesses for its block. What it may be relied on for without a barrier is not
-// modelled.
+// Orders a thread's own accesses for its block. Its guarantees without a barrier are not modelled.
 HC_INLINE void __threadfence_block() {}

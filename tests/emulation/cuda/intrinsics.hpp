@@ -68,8 +68,8 @@ HC_INLINE To cast(From from) {
   __builtin_memcpy(&to, &from, sizeof to);
   return to;
 }
-// As the hardware converts: to the nearest there is, and NaN to 0, or if 64 bits are involved to the sign
-// bit.
+// Converts as the hardware does: to the nearest there is, and NaN to 0, or to the sign bit if 64 bits are
+// involved.
 template <typename To, typename From>
 HC_INLINE To saturated(From x) {
   constexpr int kBits = sizeof(To) * 8 - (std::is_signed<To>::value ? 1 : 0);
@@ -154,7 +154,7 @@ HC_MIN_MAX(unsigned long long, unsigned long long, unsigned long long)
 HC_MIN_MAX(unsigned long long, long long, unsigned long long)
 HC_MIN_MAX(unsigned long long, unsigned long long, long long)
 #undef HC_MIN_MAX
-// Of a number and NaN, the number; -0 is less than 0.
+// The minimum or maximum of a number and NaN is the number; -0 is less than 0.
 #define HC_REAL_MIN_MAX(R, A, B)                                                      \
   HC_INLINE R min(A a, B b) {                                                         \
     return a != a                                                ? static_cast<R>(b)  \

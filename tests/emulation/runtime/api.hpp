@@ -1,5 +1,5 @@
-// What kernels call in libhc_emulation.so. Included by the runtime and, through cuda_emulation.hpp, by every
-// kernel: no standard header but <cstdint> here.
+// Functions of libhc_emulation.so that kernels call. Included by the runtime and, through
+// cuda_emulation.hpp, by every kernel: no standard header but <cstdint> here.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ bool active = false;
 
 namespace {
 
-std::uintptr_t stack_begin = 0;  // of the running thread
+std::uintptr_t stack_begin = 0;  // start of the running thread's stack
 
 // The library that holds the kernel: its constants may be read.
 struct Image {
@@ -49,7 +49,7 @@ const Image* image_of(const void* kernel) {
   return &found;
 }
 
-// For emulator.py, which puts the source line in its place.
+// An address for emulator.py, which puts the source line in its place.
 std::string at(std::uint32_t caller) {
   char text[32];
   std::snprintf(text, sizeof text, "+0x%x]", caller - 1);
@@ -81,7 +81,7 @@ bool over(const Record& record, bool shared) {
   return shared && !order::in_block(record) ? true : order::before(record);
 }
 
-// Keep `made` among two records of a kind, such that of concurrent accesses those stay that most others race
+// Keep `made` among two records of a kind, such that those concurrent accesses stay that most others race
 // with: of different blocks, else of different warps.
 void keep(Record (&records)[2], const Record& made, bool shared) {
   for (Record& record : records) {

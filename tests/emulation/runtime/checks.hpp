@@ -1,4 +1,4 @@
-// What the race flavour does at each event of a launch. In the other flavour nothing calls access(), and the
+// Checks of the race flavour at each event of a launch. In the other flavour nothing calls access(), and the
 // rest is idle: AddressSanitizer watches memory there.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace hc::checks {
 
 enum class Access : std::uint8_t { kRead, kWrite, kAtomic };
 
-extern bool wanted;  // by hc_checks
+extern bool wanted;  // set by hc_checks
 extern bool active;  // a kernel runs, and is watched
 
 void launch_begins();

@@ -20,8 +20,7 @@ std::string hexadecimal(std::uint32_t mask) {
   return text;
 }
 
-// What a shuffle gives where CUDA leaves the value undefined: something that no test expects, another each
-// seed.
+// Result of a shuffle where CUDA leaves it undefined: a value that no test expects, another for each seed.
 std::uint64_t undefined_value() { return 0xDEADBEEFDEADBEEFu ^ (launch.seed * 0x0101010101010101u); }
 
 std::uint64_t shuffled(const Thread* warp, const Thread& self, std::uint32_t lane) {
@@ -122,7 +121,7 @@ bool complete(const Thread* warp, const Thread& self) {
   return true;
 }
 
-// Threads of [first, first + count) whose bit is in `mask`; in the order that the seed asks for.
+// Release threads of [first, first + count) whose bit is in `mask`, in the order that the seed asks for.
 void release(std::uint32_t first, std::uint32_t count, std::uint32_t mask) {
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::uint32_t at = launch.seed == 1 ? count - 1 - i : i;

@@ -45,7 +45,7 @@ hc_switch:
 namespace hc {
 namespace {
 
-// A stack above a page that no access survives.
+// Make a stack above a page that no access survives.
 char* new_stack() {
   const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   void* map = mmap(nullptr, kStackBytes + page, PROT_READ | PROT_WRITE,
@@ -105,7 +105,7 @@ void switch_to(Context& from, Context& to) {
 }
 
 void adopt_caller(Context& context) {
-  // Asking costs a walk through /proc/self/maps: once per system thread.
+  // The query costs a walk through /proc/self/maps: once per system thread.
   static thread_local void* stack = nullptr;
   static thread_local std::size_t bytes = 0;
   if (!stack) {

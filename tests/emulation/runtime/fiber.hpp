@@ -14,7 +14,7 @@ namespace hc {
 
 inline constexpr std::size_t kStackBytes = 256 * 1024;
 
-// Where a suspended flow of control goes on, and its stack, of which AddressSanitizer must be told.
+// The place where a suspended flow of control goes on, and its stack, which AddressSanitizer must be told of.
 struct Context {
 #if HC_SWITCH_BY_HAND
   void* stack_pointer = nullptr;
@@ -28,10 +28,10 @@ struct Context {
 
 // Let `context` begin at `entry`, which must not return. Its stack is made at the first call, and kept.
 void prepare(Context& context, void (*entry)());
-// To be called first by an entry.
+// An entry must call this first.
 void entered();
 void switch_to(Context& from, Context& to);
-// The stack of the calling system thread, into a context that it will be suspended in.
+// Note the stack of the calling system thread in a context that it will be suspended in.
 void adopt_caller(Context& context);
 
 }  // namespace hc

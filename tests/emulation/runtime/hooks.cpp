@@ -1,4 +1,5 @@
-// What -fsanitize=thread makes the kernels call at each access, in place of ThreadSanitizer's own library.
+// Functions that -fsanitize=thread makes the kernels call at each access, in place of ThreadSanitizer's own
+// library.
 #include <cstring>
 
 #include "checks.hpp"
@@ -12,7 +13,7 @@ inline void hook(const volatile void* address, std::uint64_t bytes, Access kind,
   hc::checks::access(reinterpret_cast<std::uintptr_t>(address), bytes, kind, caller);
 }
 
-// The compiler calls these for types that want alignment; for what may lie anywhere it calls others.
+// The compiler calls these for types that want alignment; for unaligned accesses it calls others.
 inline void aligned(const volatile void* address, std::uint64_t bytes, Access kind, void* caller) {
   if (!hc::checks::active) return;
   if (reinterpret_cast<std::uintptr_t>(address) & (bytes - 1)) hc::checks::misaligned(address, bytes, caller);
@@ -55,7 +56,7 @@ void __tsan_write_range(void* p, std::uint64_t bytes) { hook(p, bytes, Access::k
 void __tsan_vptr_update(void** p, void*) { hook(p, sizeof *p, Access::kWrite, HC_CALLER); }
 void __tsan_vptr_read(void** p) { hook(p, sizeof *p, Access::kRead, HC_CALLER); }
 
-// clang calls the first three; of gcc the linker's --wrap makes the others.
+// clang calls the first three; for gcc the linker's --wrap makes the others.
 void* __tsan_memcpy(void* to, const void* from, std::uint64_t bytes) {
   hook(from, bytes, Access::kRead, HC_CALLER);
   hook(to, bytes, Access::kWrite, HC_CALLER);

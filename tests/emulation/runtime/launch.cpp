@@ -74,7 +74,7 @@ using namespace hc;
 
 extern "C" {
 
-// Run a kernel: null, or what was wrong, valid until the next call. One launch at a time.
+// Run a kernel; return null, or an error that is valid until the next call. One launch at a time.
 const char* hc_launch(void (*kernel)(), std::uint32_t grid, std::uint32_t block, std::uint32_t shared_bytes,
                       const std::uint64_t* arguments, std::uint32_t argument_count, std::uint64_t seed,
                       const char* name) {
@@ -110,10 +110,10 @@ const char* hc_launch(void (*kernel)(), std::uint32_t grid, std::uint32_t block,
   return launch.error.c_str();
 }
 
-// Whether kernels of the race flavour are watched.
+// Set whether kernels of the race flavour are watched.
 void hc_checks(int on) { checks::wanted = on != 0; }
 
-// After how many waits, atomics and watched accesses a block is taken for one that never ends.
+// Set after how many waits, atomics and watched accesses a block is taken for one that never ends.
 void hc_limit(std::uint64_t steps) { launch.step_limit = steps; }
 
 void hc_fence() { checks::fence(); }

@@ -15,7 +15,7 @@
 namespace hc::memory {
 namespace {
 
-constexpr std::uint64_t kStaticLimit = 48 * 1024;  // CUDA's, of a block's __shared__ arrays
+constexpr std::uint64_t kStaticLimit = 48 * 1024;  // CUDA's limit on a block's __shared__ arrays
 constexpr char kDynamicKey = 0;
 
 std::map<std::uintptr_t, std::unique_ptr<Buffer>> buffers;
@@ -55,8 +55,8 @@ void* shared_memory(std::uint64_t bytes, std::uint32_t alignment) {
     arena_shadow.cover(reinterpret_cast<std::uintptr_t>(arena), kArenaBytes);
   }
   std::uint64_t at = (arena_used + kGap + 255) / 256 * 256;
-  // No better aligned than its type asks for, as CUDA promises no more: wider accesses must not work by
-  // chance.
+  // The array is no better aligned than its type asks for, as CUDA promises no more: wider accesses must not
+  // work by chance.
   if (alignment < 16) at += alignment;
   if (at + bytes + kGap > kArenaBytes) fail("no memory for a shared array");
   arena_used = at + bytes;
@@ -94,7 +94,7 @@ std::string in_bytes(std::int64_t offset, std::uint64_t bytes) {
          std::to_string(bytes) + " bytes)";
 }
 
-// How far outside, 0 inside.
+// Distance of an address from a range of bytes, 0 inside.
 std::uint64_t distance(std::uintptr_t address, std::uintptr_t begin, std::uint64_t bytes) {
   if (address < begin) return begin - address;
   return address < begin + bytes ? 0 : address - (begin + bytes) + 1;
@@ -213,7 +213,7 @@ void hc_unregister(void* at) {
   buffers.erase(reinterpret_cast<std::uintptr_t>(at));
 }
 
-// Aligned as cudaMalloc aligns, and filled with bytes that no kernel should take for its input.
+// Allocate as cudaMalloc aligns, and fill with bytes that no kernel should take for its input.
 void* hc_malloc(std::uint64_t bytes) {
   void* at = nullptr;
   if (posix_memalign(&at, 256, bytes + kGap) != 0) return nullptr;

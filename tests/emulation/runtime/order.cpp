@@ -33,17 +33,17 @@ std::uint32_t fence_count = 0;
 std::uint64_t sync_count = 0;  // barriers and fences: to know that none came between two atomics
 
 std::uint32_t block_serial = 0;
-std::uint32_t first_serial = 0;           // of the launch
-std::vector<std::uint32_t> grid_indices;  // of its blocks
+std::uint32_t first_serial = 0;           // serial of the launch's first block
+std::vector<std::uint32_t> grid_indices;  // grid indices of the launch's blocks
 
-// Last-block pattern: a thread's fence and then its atomic pass the block's accesses on to whoever does an
-// atomic on the same address later, and with it to those that a barrier joins to that thread.
+// Last-block pattern: a thread's fence and then its atomic pass the block's accesses on to a thread that does
+// an atomic on the same address later, and with it to the threads that a barrier joins to that one.
 struct Release {
   std::uint32_t block = 0;
   Clock all = 0;                                      // accesses of every thread up to here, and
   std::vector<std::pair<std::uint32_t, Clock>> more;  // of some threads up to there
-  // Who did the atomic, and when: whoever learns of it may then also write the counter plainly, as the last
-  // block does to reset it.
+  // Thread and time of the atomic: a thread that learns of it may then also write the counter plainly, as the
+  // last block does to reset it.
   std::uint32_t thread = 0;
   Clock clock = 0;
 
@@ -60,7 +60,7 @@ struct Counter {
   std::unordered_map<std::uint32_t, std::vector<std::uint32_t>> by_block;
 };
 struct Acquired {
-  std::size_t releases;  // those that were there
+  std::size_t releases;  // how many there were
   std::uint32_t thread;
   Clock clock;
 };
@@ -84,7 +84,7 @@ void advance(std::uint32_t thread) {
   ++sync_count;
 }
 
-// Had the running thread's last fence that behind it?
+// Was what `thread` of this block did at `clock` over at the running thread's last fence?
 bool fenced(std::uint32_t thread, Clock clock) {
   const std::uint32_t self = launch.current;
   const Fence& fence = fences[self];
@@ -118,7 +118,7 @@ void release(std::uintptr_t address) {
   Counter& counter = counters[address];
   add(counter, std::move(made));
   if (grid_indices.size() == launch.grid) return;  // no later block will learn of it
-  // What was learned over another counter goes on over this one.
+  // Releases that were learned of over another counter go on over this one.
   for (const auto& [other, times] : acquired) {
     if (other == &counter) continue;
     std::size_t known_releases = 0;

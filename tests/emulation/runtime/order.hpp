@@ -1,4 +1,4 @@
-// Which accesses of a launch happen before which: clocks of threads, barriers, fences and counters.
+// The order of a launch's accesses: clocks of threads, barriers, fences and counters.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ void atomic(std::uintptr_t address);
 Record now();
 // Is the access over before the running thread goes on? Those of earlier launches are.
 bool before(const Record& record);
-// The same without what fences and counters pass on, which takes long to find out.
+// The same without the orders that fences and counters pass on, which take long to find out.
 bool before_by_barriers(const Record& record);
 // Was it made in this launch?
 bool current(const Record& record);

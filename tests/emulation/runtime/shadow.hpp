@@ -1,4 +1,4 @@
-// What is known of each byte of a piece of memory: who wrote and read it last.
+// Records of each byte of a piece of memory: who wrote and read it last.
 #pragma once
 
 #include <array>
@@ -12,9 +12,9 @@ namespace hc {
 struct Record {
   std::uint32_t block = 0;
   std::uint32_t thread : 10 = 0;
-  std::uint32_t clock : 21 = 0;  // of the thread; 0: no access
+  std::uint32_t clock : 21 = 0;  // the thread's clock; 0: no access
   std::uint32_t atomic : 1 = 0;
-  std::uint32_t caller = 0;  // where in the module
+  std::uint32_t caller = 0;  // address in the module
 };
 
 // Two writers, of which the second is another thread's concurrent atomic, and two different readers: with one

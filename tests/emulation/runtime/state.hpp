@@ -21,7 +21,7 @@ struct Thread {
   std::uint32_t index = 0;
   Wait wait = Wait::kNone;
   bool prepared = false;  // its stack holds a flow of control that can be switched to
-  // What it waits for, and brought with it.
+  // The barrier or collective that the thread waits in, and the operands that it brought.
   const hc_site* site = nullptr;
   int op = 0;
   std::uint32_t mask = 0;
@@ -38,7 +38,7 @@ struct Launch {
   const std::uint64_t* arguments = nullptr;
   std::uint32_t argument_count = 0;
   std::uint32_t grid = 0;
-  std::uint32_t threads = 0;  // of a block
+  std::uint32_t threads = 0;  // threads of a block
   std::uint32_t dynamic_bytes = 0;
   std::uint64_t seed = 0;
 
@@ -51,7 +51,7 @@ struct Launch {
   std::uint32_t current = 0;  // running thread
   std::uint32_t exited = 0;
   std::uint32_t at_barrier = 0;
-  std::uint32_t predicates = 0;  // of the threads at the barrier, those that brought one that is true
+  std::uint32_t predicates = 0;  // threads at the barrier whose predicate is true
   std::uint64_t steps = 0;
   std::uint64_t step_limit = std::uint64_t{1} << 28;
   std::uint64_t random = 0;
@@ -65,15 +65,15 @@ extern Launch launch;
 
 std::uint64_t random_number();
 
-// A block, from its first thread to the end of its last, or to a fault.
+// Run a block, from its first thread to the end of its last, or to a fault.
 void run_block();
 // Give up the launch: `message` is told with the kernel's name, the block and the thread.
 [[noreturn]] void fail(const std::string& message);
 [[noreturn]] void fail_of(const Thread& thread, const std::string& message);
-// Something that a kernel that never ends does again and again.
+// Count a step that a kernel that never ends does again and again.
 void count_step();
 
-// For scheduler.cpp's use of collectives.cpp and the other way round.
+// Functions that scheduler.cpp and collectives.cpp call in each other.
 void make_ready(std::uint32_t thread);
 void suspend();
 [[noreturn]] void explain_deadlock();

@@ -17,13 +17,13 @@ _SECONDS = 60.0
 def scenario(
     seed: int, operations: int = 3_000, communicators: int = 80, seconds: float = _SECONDS
 ) -> Outcome:
-    """Do operations on one communicator, then make others with faults between: see :mod:`.age_ranks`.
+    """Do operations on two communicators, then make others with faults between: see :mod:`.age_ranks`.
 
     Args:
         seed: decides ranks, shared memory, operations and faults.
-        operations: on the first communicators.
-        communicators: made after it.
-        seconds: that it may take.
+        operations: number of operations on the first two communicators.
+        communicators: number of communicators made after them.
+        seconds: seconds that the run may take.
 
     Raises:
         AssertionError: a result or an error is not as it must be, something has grown, or a rank does not end.

@@ -1,4 +1,4 @@
-"""What a communicator goes through from being made to its end: a fault, and what must hold after it."""
+"""Lives of communicators, from being made to their end: a fault, and what must hold after it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hybridcomp.collectives.engine.native import native_engine
 WORLD = MPI.COMM_WORLD
 LAST = WORLD.size - 1
 SECONDS = 30.0
-PATIENCE = 0.2  # seconds of an operation that a rank does not come to
+PATIENCE = 0.2  # timeout in seconds of an operation that a rank does not come to
 N = 4_000
 
 
@@ -27,9 +27,9 @@ class Life:
     """A communicator and its fault.
 
     Attributes:
-        operations: that were started.
-        outcomes: how those with a fault have ended, on this rank.
-        keeps: MPI does not get its contexts back.
+        operations: number of operations that were started.
+        outcomes: how operations with a fault have ended, on this rank.
+        keeps: whether MPI does not get its contexts back.
     """
 
     def __init__(self, fault: str, seed: int) -> None:
@@ -95,12 +95,12 @@ class Life:
         return wrong
 
     def late(self) -> str:
-        """One rank comes when the others have given up."""
+        """Let one rank come when the others have given up."""
         comm = self.made()
         wrong = self.summed(comm)
         comm.timeout = PATIENCE
         last = comm.rank == LAST
-        kind = hc.CollectiveTimeoutError  # of who comes later, too, which is told that the others gave up
+        kind = hc.CollectiveTimeoutError  # on the late rank, too, which is told that the others gave up
         if last:
             WORLD.Barrier()
         wrong = _first(
@@ -114,7 +114,7 @@ class Life:
         return wrong
 
     def damaged(self) -> str:
-        """A bit of a message is turned."""
+        """Turn a bit of a message."""
         comm = self.made()
         wrong = self.summed(comm)
         if comm.rank == 0:
@@ -128,7 +128,7 @@ class Life:
         return wrong
 
     def codecs_differ(self) -> str:
-        """Ranks compress an operation in two ways."""
+        """Let ranks compress an operation in two ways."""
         comm = self.made()
         codec = "int8:block=64" if comm.rank == 0 else "int8:block=128"
         errors = hc.MismatchError, hc.RemoteError
@@ -139,14 +139,14 @@ class Life:
         return wrong
 
     def policies_differ(self) -> str:
-        """Ranks do not agree when they make it."""
+        """Let ranks disagree when they make a communicator."""
         policy = "int8" if WORLD.rank else "none"
         return self.fails(
             lambda: hc.Communicator(WORLD, policy, "dp", timeout=SECONDS), hc.MismatchError, says="policies"
         )
 
     def cancelled(self) -> str:
-        """A receive that nobody sends to is cancelled."""
+        """Cancel a receive that nobody sends to."""
         comm = self.made()
         request = comm.Irecv(np.zeros(N, np.float32), (comm.rank - 1) % comm.size, 5, codec="int8")
         cancelled = request.cancel()
@@ -158,7 +158,7 @@ class Life:
         return wrong or ("" if cancelled else "cancel() says that it did not cancel")
 
     def raising(self) -> str:
-        """A callback raises; the one after it runs, and so do operations."""
+        """Let a callback raise; the one after it runs, and so do operations."""
         comm = self.made()
         seen: list[str] = []
         hook, sys.unraisablehook = sys.unraisablehook, lambda args: seen.append(repr(args.exc_value))
@@ -178,7 +178,7 @@ class Life:
         return wrong or ("" if len(seen) == 2 and "ZeroDivision" in seen[0] else f"callbacks: {seen}")
 
     def forked(self) -> str:
-        """The process is forked while it has an operation in flight; the child computes, and ends."""
+        """Fork the process while it has an operation in flight; the child computes, and ends."""
         comm = self.made()
         x = np.full(N, comm.rank + 1, np.float32)
         request = comm.Iallreduce(MPI.IN_PLACE, x, codec="int8", algorithm="direct")
@@ -200,7 +200,7 @@ class Life:
         return wrong or ("" if status == 0 else f"the child has ended with {status}")
 
     def dropped(self) -> str:
-        """Nobody frees it."""
+        """Drop a communicator that nobody frees."""
         comm = self.made()
         wrong = self.summed(comm)
         del comm
@@ -210,11 +210,11 @@ class Life:
 
 
 def _first(*wrong: str) -> str:
-    """The first thing that is wrong; what follows it has been done even so, for other ranks wait in it."""
+    """Return the first thing that is wrong; later steps have been done even so, for other ranks wait in them."""
     return next(filter(None, wrong), "")
 
 
-# With how often each is drawn beside the others: those that MPI gets no contexts back from seldom.
+# Faults; WEIGHTS has how often each is drawn beside the others: seldom where MPI gets no contexts back.
 FAULTS: dict[str, Callable[[Life], str]] = {
     "none": Life.none,
     "rank late": Life.late,

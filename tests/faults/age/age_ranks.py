@@ -1,7 +1,7 @@
 """Ranks of :mod:`.age`: ``mpiexec -n 2 python -m tests.faults.age.age_ranks SEED OPERATIONS COMMUNICATORS OUT``.
 
-First many operations on one communicator, whose tags begin shortly before they come round. Then communicators are made
-one after another, each with operations, a fault or none, and an end. What a process holds is measured after a part of
+First many operations on two communicators, whose tags begin shortly before they come round. Then communicators are made
+one after another, each with operations, a fault or none, and an end. A process's resources are measured after a part of
 both, and at the end: nothing may have grown but by what is said in :func:`allowed`.
 """
 
@@ -28,13 +28,13 @@ from tests.faults.age.age_lives import FAULTS, NEEDS_MESSAGES, WEIGHTS, Life
 from tests.soak.measure import Held, everywhere, held
 
 WORLD = MPI.COMM_WORLD
-WARM_UP = 0.25  # of the operations, and of the communicators
+WARM_UP = 0.25  # share of the operations, and of the communicators
 SECONDS = 30.0
 CODECS = ["none", "int8", "int8:block=128", "bf16", "topk:ratio=0.1", "int4"]
 SIZES = [1, 3, 17, 1_000, 1_000, 20_000]
-# Of a sum of ranks' numbers: what a codec may be off by, that of one element in ten none at all.
+# Codecs whose sums must be exact; those of others may be off by 2 %, and those of topk are not checked.
 EXACT = {"none", "bf16"}
-_IDLE_SECONDS = 1.2  # after which the engine's threads for first messages end
+_IDLE_SECONDS = 1.2  # idle seconds after which the engine's threads for first messages end
 # Operation numbers from which tags are counted: they come round after a few operations then.
 SOON = {"30000": 29_950, "2**32": 2**32 - 50}
 
@@ -123,7 +123,7 @@ class Age:
         """Make a communicator, plant a fault or none, and free it or not."""
         lived = sum(self.faults[fault] for fault in self.possible)
         weights = [WEIGHTS.get(fault, 15) for fault in self.possible]
-        # Each once, so that what it takes the first time is in the warm-up.
+        # Each fault comes once at first, so that its first-time costs are in the warm-up.
         fault = (self.possible[lived:] or self.draw.choices(self.possible, weights))[0]
         life = Life(fault, self.draw.getrandbits(32))
         wrong = life.run()
@@ -139,7 +139,7 @@ def _over_mpi() -> bool:
 
 
 def allowed(kept: int) -> Held:
-    """What a process may come to hold more of; each communicator that is kept has some tens of KB of MPI's."""
+    """Return how much more a process may come to hold; each communicator that is kept has some tens of KB of MPI's."""
     return Held(
         memory_mb=12.0 + 0.1 * kept,
         shared_mb=32.0,
@@ -169,7 +169,7 @@ def measured(work: Callable[[float], None]) -> Held:
 
 def main(seed: str, operations: str, communicators: str, out: str) -> None:
     """Do it all, and write what was done."""
-    warnings.simplefilter("error")  # also that of too many communicators
+    warnings.simplefilter("error")  # also the one about too many communicators
     age = Age(int(seed))
     comms = [hc.Communicator(WORLD, "none", "dp", timeout=SECONDS) for _ in SOON]
     for comm, (name, first) in zip(comms, SOON.items(), strict=True):
@@ -203,7 +203,7 @@ def main(seed: str, operations: str, communicators: str, out: str) -> None:
 def _count_from(comm: hc.Communicator, number: int) -> None:
     """Have a communicator's operations number on from here, as if so many tags had been taken."""
     tags = comm._transport._tags
-    each = 64 + max(4, comm.size + 1)  # that an operation's number stands for
+    each = 64 + max(4, comm.size + 1)  # tags that an operation's number stands for
     tags.begin(number // each)
     for _ in range(number % each):
         tags.next_tag()

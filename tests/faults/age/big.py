@@ -91,7 +91,7 @@ def run(case: Case, scale: float) -> tuple[bool, str]:
 
 
 def available_gib() -> float:
-    """Memory that programs may have, by the system's own estimate."""
+    """Return the memory in GiB that programs may have, by the system's own estimate."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) / 2**20
 

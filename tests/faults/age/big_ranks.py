@@ -29,7 +29,7 @@ _ROW = 1 << 12  # elements of a matrix's row
 
 
 def pattern(codec: str, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
-    """The elements of both ranks from one to another: such as every family of codecs keeps."""
+    """Return elements of both ranks from one to another: values that every family of codecs keeps."""
     at = np.arange(start, stop)
     if dtype == np.uint8:
         return (at % 113).astype(dtype)
@@ -37,7 +37,7 @@ def pattern(codec: str, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
         return np.where(at % _APART == 0, 1.0, 0.0).astype(dtype)
     run = (
         _ROW if codec.startswith("powersgd") else 7_919
-    )  # which has one row again and again, but for its sign
+    )  # powersgd's matrix is one row again and again, but for its sign
     return np.where(at // run % 2 == 0, 1.0, -1.0).astype(dtype)
 
 
@@ -64,7 +64,7 @@ def check(x: np.ndarray, codec: str, times: int) -> tuple[str, int]:
 def run(comm: hc.Communicator, operation: str, codec: str, x: np.ndarray) -> int:
     """Do the operation in place; return how many times the pattern the result is."""
     if operation == "all_reduce":
-        # A matrix for what has one.
+        # Codecs of matrices get a matrix.
         shaped = x.reshape(-1, _ROW) if codec.startswith("powersgd") else x
         comm.Allreduce(MPI.IN_PLACE, shaped, codec=codec)
         return 2

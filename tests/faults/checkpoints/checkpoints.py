@@ -31,11 +31,11 @@ class Run:
     """The checkpoints of a run, in a folder.
 
     Args:
-        folder: does not exist.
-        seed: of the states that are saved.
-        numbers: how many numbers a state has, about.
-        keep: checkpoints that are to be kept.
-        again: a checkpoint of the step that is saved next exists and is whole: the run has gone on from an older one.
+        folder: folder of the run, which does not exist yet.
+        seed: seed of the states that are saved.
+        numbers: approximate count of numbers in a state.
+        keep: number of checkpoints to keep.
+        again: whether the step that is saved next has a whole checkpoint: the run has gone on from an older one.
     """
 
     def __init__(self, folder: Path, seed: int, numbers: int, keep: int, *, again: bool = False) -> None:
@@ -44,7 +44,7 @@ class Run:
         well("save", **self.state, steps=[OLDER, OLD, NEW] if again else [OLDER, OLD], keep=keep, fault=None)
 
     def names(self) -> list[str]:
-        """The names of what is in the folder of checkpoints."""
+        """Return the names of what is in the folder of checkpoints."""
         return sorted(os.listdir(self.folder / "checkpoints"))
 
     def calls(self) -> int:
@@ -88,7 +88,7 @@ class Run:
 
 
 def damages(file: Path) -> list[str]:
-    """The sorts of damage that a file can have."""
+    """Return the sorts of damage that a file can have."""
     return ["remove", "flip", *(["cut"] if file.stat().st_size else [])]
 
 

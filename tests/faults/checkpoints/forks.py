@@ -22,12 +22,12 @@ _ANSWER_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a job.
+    """Result of a job.
 
     Attributes:
-        status: of its process, ``KILLED`` if a fault ended it.
-        said: its result, None if there is none.
-        output: what it printed.
+        status: exit status of its process, ``KILLED`` if a fault ended it.
+        said: result of the job, None if there is none.
+        output: text that it printed.
     """
 
     status: int

@@ -1,7 +1,7 @@
 """Save and load checkpoints in processes that may be killed at it: forks of this one, which has loaded PyTorch.
 
 ``python -m tests.faults.checkpoints.saving`` with ``libc.c`` preloaded reads one job after another, as JSON, from
-standard input. A fork does each; what came of it is written: ``{"status": ..., "said": ..., "output": ...}``.
+standard input. A fork does each; the result is written: ``{"status": ..., "said": ..., "output": ...}``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _topology() -> Topology:
 
 
 def _trained(seed: int, step: int, numbers: int) -> Trained:
-    """The state after a step: random, but for the seed and the step."""
+    """Return the state after a step: random, but for the seed and the step."""
     torch.manual_seed(seed * 1_000 + step)
     parameters = {f"layer{i}": nn.Parameter(torch.randn(1 + numbers // (1 + i))) for i in range(2)}
     optimizer = torch.optim.AdamW(parameters.values())
@@ -76,7 +76,7 @@ def save(
 def load(root: str, seed: int, numbers: int, then: list[int], keep: int) -> Any:
     """Find the checkpoint to go on from, and load it; save others, and do so again.
 
-    Say of each what it is, and what in it is not as it was saved.
+    Say of each what it is, and which of its values are not as they were saved.
     """
     topology = _topology()
     first = _loaded(root, seed, numbers, topology)
@@ -120,7 +120,7 @@ JOBS: dict[str, Callable[..., Any]] = {"save": save, "load": load, "train": trai
 
 
 def _do(job: dict[str, Any], answer: int, output: int) -> None:
-    """In a fork: do a job, and end."""
+    """Do a job in a fork, and end."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     status = 1

@@ -57,7 +57,7 @@ def test_every_damaged_file_is_found_and_the_checkpoint_before_taken(tmp_path):
 
 
 def test_every_bit_of_a_record_counts(tmp_path):
-    """A step or a setting that is another by one bit would have the run go on from what never was."""
+    """A step or a setting that is another by one bit would have the run go on from a state that never was."""
     first = Run(tmp_path / "run", 1, 1, 1)
     path = first.folder / "checkpoints" / f"step-{OLD:08d}"
     whole = read_checkpoint(path)

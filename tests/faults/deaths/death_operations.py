@@ -14,7 +14,7 @@ from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.topology import Topology
 
-#: One of each family; the last has error feedback.
+#: One codec of each family; the last has error feedback.
 CODECS = (
     "none",
     "int8",
@@ -25,7 +25,7 @@ CODECS = (
     "int4 feedback",
 )
 _FEEDBACK = "ef"
-#: Of the communicator: what names no codec has error feedback.
+#: Policy of the communicator: operations that name no codec have error feedback.
 POLICY = parse_policy(f'[dp]\nall_reduce = {{ codec = "int4", feedback = "{_FEEDBACK}" }}\n', "tests.faults")
 _METHODS = {
     "all_reduce": "allreduce",
@@ -81,7 +81,7 @@ def last(draw: int) -> Case:
 
 
 class Operation:
-    """One of a rank's, with its buffers."""
+    """Operation of a rank, with its buffers."""
 
     def __init__(self, comm: hc.Communicator, case: Case) -> None:
         """Make the values that this rank sends."""

@@ -29,17 +29,17 @@ from tests.faults.deaths.rank_log import Log
 from tests.mpi.hosts import Hosts
 
 WORLD = MPI.COMM_WORLD
-_EASY_SECONDS = 20.0  # of what must not fail for lack of time
-_CALLBACK_SECONDS = 2e-3  # that a callback works
-_TIMES = 6  # that communicators are made, before and after the signal
+_EASY_SECONDS = 20.0  # timeout where nothing must fail for lack of time
+_CALLBACK_SECONDS = 2e-3  # seconds that a callback works
+_TIMES = 6  # times that communicators are made, before and after the signal
 
 
 class Terminated(BaseException):
-    """What a handler of SIGTERM raises, as SystemExit."""
+    """Exception that a handler of SIGTERM raises, as SystemExit is."""
 
 
 class Shield:
-    """A block in which handlers of signals raise, once; not in what watches it."""
+    """Block in which handlers of signals raise, once; not in the code that watches it."""
 
     def __init__(self) -> None:
         """Leave signals as they are."""
@@ -72,7 +72,7 @@ class Ranks:
         self.random = random.Random(self.plan["seed"])
         self.victim = WORLD.rank == self.plan["victim"]
         self.lethal = self.plan["lethal"]
-        self.spare = WORLD.Dup()  # of which nothing can be left by what fails on WORLD
+        self.spare = WORLD.Dup()  # failures on WORLD leave nothing on it
         self.shield = Shield()
         if not self.lethal:
             self.shield.take()
@@ -255,7 +255,7 @@ class Ranks:
     # -- what they share -----------------------------------------------------------------------------
 
     def limit(self) -> None:
-        """Have MPI no longer than the timeout for what it makes, from here on."""
+        """Let MPI take no longer than the timeout to make communicators, from here on."""
         making.LEAST_SECONDS = making._EXCHANGE_SECONDS = self.plan["timeout"]
         self.spare.Barrier()
 
@@ -294,7 +294,7 @@ class Ranks:
 
 
 class Left(Exception):
-    """An operation has failed, and that is written down."""
+    """Failure of an operation that is written down."""
 
 
 def _started(comm: hc.Communicator) -> int:

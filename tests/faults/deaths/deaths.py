@@ -16,15 +16,15 @@ from tests.faults.outcome import Outcome
 
 #: Where the signal comes, and how often that is drawn beside the others.
 PLACES = {"operations": 6, "callbacks": 2, "making": 2, "splitting": 2, "rendezvous": 1, "exit": 2}
-#: Signals; of SIGTERM without a handler and SIGKILL the launcher learns, or not.
+#: Signals; the launcher learns of SIGTERM without a handler and of SIGKILL, or not.
 SIGNALS = ("SIGINT", "SIGTERM", "SIGSTOP", "SIGTERM death", "SIGKILL", "SIGTERM death, kept", "SIGKILL, kept")
 _START_SECONDS = 40.0
 _END_SECONDS = 45.0
-_LAUNCHER_SECONDS = 15.0  # in which it ends a job of which it has seen a rank die
-_BRIEF = 3.0  # the timeout of what must not come
+_LAUNCHER_SECONDS = 15.0  # in which the launcher ends a job after it has seen a rank die
+_BRIEF = 3.0  # timeout where an operation may have to fail
 _LONG = 20.0
 _LATE = 6.0  # seconds that an error may come after its timeout, on a machine with more to do
-_UNREADABLE = "process_vm_readv failed"  # MPI's, of the memory of a process that has died
+_UNREADABLE = "process_vm_readv failed"  # MPI's error about the memory of a process that has died
 _MAKING = ("making", "splitting", "rendezvous")
 _KINDS = ("CollectiveTimeoutError", "RemoteError")
 _COUNT = 16  # operations; the signal comes from one of the first on
@@ -35,8 +35,8 @@ def scenario(seed: int, place: str | None = None, sent: str | None = None) -> Ou
 
     Args:
         seed: decides all.
-        place: of :data:`PLACES`, instead of one that is drawn.
-        sent: of :data:`SIGNALS`, likewise.
+        place: one of :data:`PLACES`, instead of one that is drawn.
+        sent: one of :data:`SIGNALS`, likewise.
 
     Raises:
         AssertionError: a rank that lives has wrong bits, no error, a late one or one that does not name the rank; the
@@ -110,7 +110,7 @@ def _judge(
     assert not differ, f"ranks have different bits: {differ}"
     failures = [(rank, line) for rank, log in enumerate(logs) for line in log if "seconds" in line]
     for rank, line in failures:
-        # MPI's own of a rank that has died: it cannot read that one's memory.
+        # MPI has an error of its own about a rank that has died: it cannot read that one's memory.
         kinds = _KINDS + ("Exception",) * plan["lethal"] + ("DistNetworkError",) * (place == "rendezvous")
         assert line["said"] in kinds, f"rank {rank}: {line}"
         assert line["seconds"] < _bound(plan, line), f"rank {rank} has a late error: {line}"
@@ -141,7 +141,7 @@ def _judge(
 
 def _names(victim: int, line: dict[str, Any]) -> bool:
     """Tell whether an error names the rank that is gone, where it can be known; or else the operation."""
-    if "Case(kind='send'" in line["what"]:  # whose peer may have failed in an operation before
+    if "Case(kind='send'" in line["what"]:  # the peer may have failed in an operation before
         return "still waiting for rank" in line["text"] or line["said"] == "Exception"
     if line["what"].startswith(("communicator", "group")):  # while MPI makes it, nobody can be asked
         return True

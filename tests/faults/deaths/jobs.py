@@ -21,23 +21,23 @@ _MARK = "FAULTS_JOB"  # in the environment of all of a job's processes
 _SHARED = Path("/dev/shm")
 _MPICH = "mpich_shm_"
 _POLL = 0.001
-_GONE_SECONDS = 5.0  # that processes have to go away once the job has ended
+_GONE_SECONDS = 5.0  # seconds for processes to go away once the job has ended
 
 
 class Job:
     """Ranks under mpiexec, which end with the block.
 
     Attributes:
-        folder: of the ranks' files (:mod:`.rank_log`).
+        folder: folder of the ranks' files (:mod:`.rank_log`).
     """
 
     def __init__(self, folder: Path, ranks: int, program: list[str], keep: int | None = None) -> None:
         """Start a program; its last argument will be the folder.
 
         Args:
-            folder: of its own.
-            ranks: how many.
-            program: a module, and arguments.
+            folder: folder for this job alone.
+            ranks: number of ranks.
+            program: module, and its arguments.
             keep: ranks that live to the end; the launcher then does not see others die. None: it does.
         """
         self.folder = folder

@@ -1,4 +1,4 @@
-"""What ranks write down for the process that sends them signals: a line for each operation, as soon as it has ended."""
+"""Logs that ranks write for the process that sends them signals: a line for each operation, as soon as it has ended."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ def shared() -> set[str]:
 
 
 def digest(bits: bytes) -> str:
-    """Return what tells two results apart."""
+    """Return a digest that tells two results apart."""
     return hashlib.blake2b(bits, digest_size=8).hexdigest()

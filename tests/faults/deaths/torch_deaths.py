@@ -27,10 +27,10 @@ def scenario(seed: int, kind: str | None = None) -> Outcome:
 
     Args:
         seed: decides all.
-        kind: of :data:`KINDS`, instead of one that is drawn.
+        kind: one of :data:`KINDS`, instead of one that is drawn.
 
     Raises:
-        AssertionError: a rank that lives has no error, a late one or one that does not name who is gone; ranks have
+        AssertionError: a rank that lives has no error, a late one or one that does not name the lost rank; ranks have
             different bits; something is left of the job.
     """
     random_ = random.Random(seed)

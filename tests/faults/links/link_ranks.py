@@ -1,6 +1,6 @@
 """Ranks of :mod:`.links`: ``python -m tests.faults.links.link_ranks FOLDER HOW`` on every host of a lab.
 
-``HOW`` is JSON: see :class:`~tests.faults.links.links.Case`. What a rank has to say is a file of the folder, since the
+``HOW`` is JSON: see :class:`~tests.faults.links.links.Case`. A rank reports by files of the folder, since the
 launcher's own messages travel over the links as well.
 """
 
@@ -22,25 +22,25 @@ from mpi4py import MPI
 import hybridcomp as hc
 
 WORLD = MPI.COMM_WORLD
-_STUCK_SECONDS = 8.0  # after the last that it may take, where it is shown where a rank is stuck
+_STUCK_SECONDS = 8.0  # seconds beyond the longest end, after which a rank shows where it is stuck
 _WAIT_SECONDS = 50.0
 _OTHERS_SECONDS = 30.0
 
 
 class Report:
-    """What one rank says."""
+    """Reports of one rank."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
 
     def say(self, what: str, text: str = "") -> None:
-        """Write a file that is there with all that is in it."""
+        """Write a file that appears with all that is in it."""
         aside = self._folder / f".{what}.{WORLD.rank}"
         aside.write_text(text, encoding="utf-8")
         aside.rename(self._folder / f"{what}.{WORLD.rank}")
 
     def await_(self, what: str) -> None:
-        """Wait until the starter of the ranks says so."""
+        """Wait until the starter of the ranks gives the word."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while not (self._folder / what).exists():
             if time.monotonic() > deadline:

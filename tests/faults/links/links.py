@@ -26,9 +26,9 @@ ROOT = Path(__file__).parents[3]
 HOSTS = 3
 RATE = "200mbit"
 GRACE = 10.0  # seconds beyond a timeout within which an error comes: a second for answers, and a busy machine
-MAKING = 30.0  # that making a communicator may take beside
+MAKING = 30.0  # seconds more that making a communicator may take
 WATCHED = 20.0  # seconds beyond a timeout within which a rank ends that MPI does not come back to, and the job with it
-# What ends a rank, and with it the job, before all have said how an operation ended.
+# Output of a rank that ends, and the job with it, before all have said how an operation ended; and the end's kind.
 _ENDS = {
     "past its timeout, and MPI does not come back": "ended inside MPI",
     "Fatal error in internal_": "ended by MPI after an error",
@@ -43,16 +43,16 @@ class Case:
     """A fault, and the operation that it is in.
 
     Attributes:
-        seed: of values.
+        seed: seed of values.
         fault: a key of :data:`FAULTS`.
-        host: whose link, from 1 on.
+        host: host whose link has the fault, from 1 on.
         after: seconds from the operation's start to the fault.
         lasts: seconds of the fault; None: until all ranks have said how it ended.
-        timeout: of the operation.
-        op, algorithm, codec, n: which.
-        again: it is done a second time on the same communicator, once the link is mended.
-        stays: ranks end with the fault in place.
-        leaves: a rank that has an error ends without the others, which may connect to it again meanwhile.
+        timeout: timeout of the operation.
+        op, algorithm, codec, n: the operation.
+        again: whether it is done a second time on the same communicator, once the link is mended.
+        stays: whether ranks end with the fault in place.
+        leaves: whether a rank that has an error ends without the others, which may connect to it again meanwhile.
     """
 
     seed: int
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def must(self) -> str | None:
-        """How it must end: ``"right"``, ``"error"``; None where either is well."""
+        """Return how it must end: ``"right"``, ``"error"``; None where either is well."""
         if self.fault == "vanished":
             return "error"
         if self.fault in ("slow", "loses packets", "reorders packets"):
@@ -124,7 +124,7 @@ def _do(command: list[str]) -> None:
 
 
 _SHAPED = _tc("tbf", "rate", RATE, "burst", "25000", "latency", "100ms")
-#: What plants a fault in a link, and what mends it.
+#: The functions that plant each fault in a link, and that mend it.
 FAULTS: dict[str, tuple[Callable[[Lab, int], None], Callable[[Lab, int], None]]] = {
     "cut": (_down, _up),
     "vanished": (_down, _up),
@@ -225,7 +225,7 @@ class _Ranks:
     """The ranks of a case, as their starter sees them.
 
     Attributes:
-        sort: of the fault, in words; those say if it came too late to be noticed.
+        sort: the fault in words, which say if it came too late to be noticed.
     """
 
     def __init__(self, case: Case, lab: Lab, folder: Path) -> None:
@@ -275,7 +275,7 @@ class _Ranks:
         assert not left, f"of the ranks {self._pids} some have not ended: {left}"
 
     def _heard(self, what: str, seconds: float, timeout: float) -> list[dict[str, Any]]:
-        """Wait for what the ranks say of an operation, and check it."""
+        """Wait for the ranks' reports of an operation, and check them."""
         try:
             said = [json.loads(text) for text in self._await(what, seconds)]
         except AssertionError:

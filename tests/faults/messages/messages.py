@@ -10,9 +10,9 @@ from tests.faults.launched import outcome_of
 from tests.faults.outcome import Outcome
 
 KINDS = ("damage", "truncate", "delay", "drop")
-_SECONDS = 100.0  # on a machine with more to do: they take some 10
+_SECONDS = 100.0  # on a busy machine: the ranks take some 10
 _SHIM = Path(__file__).with_name("isend.c")
-_IN_PYTHON = 0.3  # of scenarios run their steps in Python, as for devices, not in the compiled engine
+_IN_PYTHON = 0.3  # share of scenarios with steps in Python, as for devices, not in the compiled engine
 
 
 def scenario(seed: int, cases: int = 12) -> Outcome:
@@ -20,7 +20,7 @@ def scenario(seed: int, cases: int = 12) -> Outcome:
 
     Args:
         seed: decides ranks, operations, algorithms, codecs, sizes and faults.
-        cases: how many operations.
+        cases: number of operations.
 
     Raises:
         AssertionError: ranks differ, one has wrong bits or no error, or they do not end.

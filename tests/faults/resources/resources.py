@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[3]
 _LAUNCH_SECONDS = 58.0
 _LATE = 6.0  # beyond the timeout: ranks are asked how far they are, on a busy machine
 _MAKING = 40.0
-# A shared memory of its own; what is left there is told.
+# A shared memory of its own; files that are left there are told.
 _PRIVATE = 'mount -t tmpfs -o size="$1" tests /dev/shm; shift; "$@"; status=$?; ls -A /dev/shm > "$LEFT"; exit $status'
 _STUCK = "is still in MPI at its exit (making a communicator"
-# Of MPICH, and of the C library, which end the process.
+# Words of MPICH and of the C library as they end the process.
 _ABORTS = ("Assertion failed in file /mpich", "cannot allocate memory for thread-local data: ABORT")
-# What other libraries and Python itself raise.
+# Errors that other libraries and Python itself raise.
 _ERRORS = ("MemoryError", "RuntimeError", "OSError", "Exception", "BlockingIOError")
 
 
@@ -82,7 +82,7 @@ def launch(folder: Path, seed: int, size: str = "1g") -> tuple[int, str]:
 
 
 def lines(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """What a rank wrote."""
+    """Return the lines that a rank wrote."""
     file = folder / str(rank)
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -146,6 +146,6 @@ def check(line: dict[str, Any], right: dict[str, str], about: str) -> str:
         assert ended in _ERRORS, of_it
     elif (
         what != "make" and ended != "NativeUnavailableError"
-    ):  # that names the codec whose library is missing
+    ):  # NativeUnavailableError names the codec whose library is missing
         assert any(name in line["text"] for name in (what.split(",")[0], "recv", "make a new")), of_it
     return ended

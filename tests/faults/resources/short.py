@@ -27,7 +27,7 @@ from mpi4py import MPI
 import hybridcomp as hc
 from tests.faults.preload import Planted
 
-SECONDS = 5.0  # of an operation
+SECONDS = 5.0  # timeout of an operation
 _MEETING_SECONDS = 40.0
 KINDS = ("threads", "memory", "files", "address space", "shared memory")
 SPECS = (
@@ -40,17 +40,17 @@ WORLD = MPI.COMM_WORLD
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed decides.
+    """Plan that a seed decides.
 
     Attributes:
-        kind: what is short.
-        ranks: on which ranks.
-        early: before the communicator is made; else after.
-        amount: how much there still is, in the kind's own unit.
+        kind: resource that is short.
+        ranks: ranks that run short.
+        early: whether before the communicator is made; else after.
+        amount: amount that there still is, in the kind's own unit.
         least: bytes from which on an allocation fails.
-        fail: how many allocations fail.
-        spec, count, operations: what is done.
-        threads: of the kernels.
+        fail: number of allocations that fail.
+        spec, count, operations: codec, number of elements and operations that run.
+        threads: threads of the kernels.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Plan:
 
 
 def plan_of(seed: int) -> Plan:
-    """What a seed decides."""
+    """Return the plan that a seed decides."""
     rng = random.Random(seed)
     kind = rng.choice(KINDS)
     return Plan(
@@ -137,7 +137,7 @@ def _meet(folder: Path, made: bool) -> bool:
     return made and other.read_text() == "made"
 
 
-# Each takes room for twice its values, made before anything is short, and returns the part that holds its result.
+# Each operation takes room for twice its values, made before anything is short, and returns the part with its result.
 
 
 def _all_reduce(comm: Any, x: np.ndarray, room: np.ndarray) -> np.ndarray:
@@ -187,7 +187,7 @@ def _message(comm: Any, x: np.ndarray, room: np.ndarray) -> np.ndarray:
     return out
 
 
-# By what an error calls them.
+# Operations by the names that errors call them.
 OPERATIONS: dict[str, Callable[[Any, np.ndarray, np.ndarray], np.ndarray]] = {
     "all_reduce": _all_reduce,
     "all_reduce, later": _later,
@@ -226,7 +226,7 @@ def attempt(log: Log, phase: str, what: str, do: Callable[[], Any]) -> bool:
     return error is None
 
 
-# How many allocations and threads have failed.
+# Numbers of allocations and threads that have failed.
 refused: list[int] = []
 # While this rank is short of memory nothing is written: that may need some.
 saved: list[tuple[str, str, Any, BaseException | None, float]] = []
@@ -273,7 +273,7 @@ def main(seed: int, folder: str) -> None:
     # After an error the two ranks may be at different operations.
     if made:
         attempt(log, "after", "all_reduce", lambda: _all_reduce(made[0], x, rooms[0]))
-    # Where one has failed to make it, without a word to the other, MPI's communicator has a barrier that it owes.
+    # Where a rank has failed to make one, without a word to the other, MPI's communicator has a barrier that it owes.
     if _meet(Path(folder), bool(made)):
         attempt(log, "new", "make", make)
         for name, operation in OPERATIONS.items():

@@ -28,7 +28,7 @@ void stuck_bind(const char* path) {
   }
 }
 
-// From now on what starts something does not come back.
+// From now on calls that start something do not come back.
 void stuck_arm(void) { stuck = 1; }
 
 static int call(const char* name, int starts, Slot a, Slot b, Slot c, Slot d, Slot e, Slot f, Slot g,

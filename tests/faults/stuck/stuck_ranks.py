@@ -22,7 +22,7 @@ from hybridcomp.launcher import abort
 
 TIMEOUT = 1.0
 _WRAPPED = ("Isend", "Iallreduce", "Irecv", "Test", "Testsome", "Request_get_status")
-_HANDLER_SECONDS = 4.0  # longer than what is late is looked at before a process ends
+_HANDLER_SECONDS = 4.0  # longer than the watchdog looks at a late call before a process ends
 
 
 def _bind(library: str) -> ctypes.CDLL:

@@ -1,4 +1,4 @@
-"""What tests of a device's memory share: arrays on the device and in host memory."""
+"""Helpers for tests of a device's memory: arrays on the device and in host memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODECS = ["none", "bf16", "int8", "topk:ratio=0.05"]
 
 
 def values(n: int, dtype: str, rank: int = RANK, seed: int = 1) -> np.ndarray:
-    """The storage of a rank's values."""
+    """Return the storage of a rank's values."""
     x = gaussian(n, rank, seed)
     if dtype == "bfloat16":
         return (x.view(np.uint32) >> 16).astype(np.uint16)
@@ -24,7 +24,7 @@ def values(n: int, dtype: str, rank: int = RANK, seed: int = 1) -> np.ndarray:
 
 
 def both(storage: np.ndarray, dtype: str) -> tuple[Any, Any]:
-    """The same values on the device and in host memory."""
+    """Return the same values on the device and in host memory."""
     return to_device(storage, as_dtype(dtype)), host_array(storage.copy(), dtype)
 
 
@@ -33,7 +33,7 @@ def empty(n: int, dtype: str) -> tuple[Any, Any]:
 
 
 def agrees(device: Any, host: Any, what: str = "") -> None:
-    """The device's bits are the host path's, on every rank."""
+    """Assert that the device's bits are the host path's, on every rank."""
     got, want = to_host(device), np.asarray(hc.arrays.flatten(host).data)
     ok = got.tobytes() == want.tobytes()
     wrong = "" if ok else f"first at {np.flatnonzero(got.reshape(-1) != want.reshape(-1))[:5]}"

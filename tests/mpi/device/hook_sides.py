@@ -29,7 +29,7 @@ from tests.cuda.common import host_array, runtime, to_device, to_host
 from tests.mpi.conftest import WORLD, identical, verdict
 from tests.mpi.device.devices import RANK, SIZE, values
 
-# Odd sizes, nothing at all, what is alone in its shard; several batches.
+# Odd sizes, an empty one, parameters that are alone in their shard; several batches.
 SHAPES = {
     "weight": (23, 61),
     "bias": (61,),
@@ -44,7 +44,7 @@ DTYPES = ["float32", "float16", "bfloat16", "float64"]
 
 
 def each(*lists: list[Any]) -> list[Any]:
-    """All combinations on three ranks; on others some."""
+    """Return all combinations on three ranks; on others some."""
     found = list(itertools.product(*lists)) if len(lists) > 1 else lists[0]
     return found[:: 1 if SIZE == 3 else 3]
 
@@ -63,7 +63,7 @@ class Exchanges:
         self.started = 0
 
     def check_alike(self, policy: Any) -> Any:
-        """All tests' policies are the same on all ranks."""
+        """Return the policy, which all tests have the same on all ranks."""
         return policy
 
     def sizes(self, counts: Sequence[int], *, failed: bool) -> Sizes:
@@ -112,7 +112,7 @@ class Side:
         split = plan.make_split(policy, "dp", kind, list(SHAPES.items()), step)
         self.batches = len(plan.batches(split, kind))
         if self.device:
-            # The values come last: who does not wait for them reads others.
+            # The values come last: a reader that does not wait for them reads others.
             x = to_device(np.full(N, 7, kind.storage), kind)
             flat = flatten(x, device=True)._replace(shape=(N,))
             late = flatten(to_device(storage, kind), device=True).data
@@ -167,14 +167,14 @@ def policy_of(codec: str, form: str | None = None) -> Any:
 
 
 def agree(got: np.ndarray, want: np.ndarray, what: str) -> None:
-    """The device's bits are the host's, and all ranks'."""
+    """Assert that the device's bits are the host's, and all ranks'."""
     wrong = np.flatnonzero(got.view(np.uint8) != want.view(np.uint8)) // got.itemsize
     verdict(not wrong.size, f"{what}: {wrong.size} bytes differ, the first of element {wrong[:1]}")
     verdict(identical(got), what)
 
 
 def same_states(one: Side, other: Side) -> None:
-    """Ranks may have different states: one that owns nothing of a parameter keeps none of its sum."""
+    """Assert equal states. Ranks may differ: one that owns nothing of a parameter keeps none of its sum."""
     mine, theirs = one.states(), other.states()
     differ = [key for key in mine.keys() & theirs.keys() if mine[key].tobytes() != theirs[key].tobytes()]
     verdict(mine.keys() == theirs.keys() and not differ, f"{sorted(mine)} {sorted(theirs)} {differ}")

@@ -156,7 +156,7 @@ def test_small_sends_go_as_they_are(make, way):
 
 @pytest.mark.parametrize("codec", ["none", "bf16"])
 def test_sends_of_one_tag_keep_their_order(make, way, codec):
-    """Whoever waits for a device is not overtaken by who need not."""
+    """A send that waits for a device is not overtaken by one that need not."""
     comm = make(codec)
     right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
     sent = [values(100, "float32", seed=i) for i in range(6)]

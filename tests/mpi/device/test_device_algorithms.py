@@ -1,4 +1,4 @@
-"""Algorithms on a device's memory: the bits that they give in the host's, and who of them goes there."""
+"""Algorithms on a device's memory: the bits that they give in the host's, and the algorithms that go there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.mpi.device.devices import RANK, SIZE, agrees, both, empty, values
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    # That a device runs an algorithm as the host does depends little on how many ranks there are.
+    # Whether a device runs an algorithm as the host does depends little on the number of ranks.
     pytest.mark.ranks(least=3, most=3),
 ]
 KNOWN, UNKNOWN = "int8", "topk:ratio=0.05"  # the length of a message, before it is encoded

@@ -1,4 +1,4 @@
-"""Operations on a device's memory that go wrong: who does not come, damage, other codecs, and MPI's awareness."""
+"""Operations on a device's memory that go wrong: ranks that do not come, damage, other codecs, and MPI's awareness."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_mixed_buffers_are_an_error(make, way):
 
 
 def host_copy(data: Any) -> np.ndarray:
-    """A message's bytes, which may lie on a device."""
+    """Return a message's bytes, which may lie on a device."""
     if isinstance(data, DeviceArray):
         return Queue(data.runtime, data.runtime.current_stream(data.owner)).read(data).copy()
     return np.array(data, np.uint8)
@@ -62,7 +62,7 @@ def test_a_device_that_does_not_come_is_named():
 
 @pytest.mark.parametrize("codec", ["topk:ratio=0.3,values=(int8:block=64)", "int8", "lattice"])
 def test_damage_of_what_only_the_device_checks(make, way, codec, monkeypatch):
-    """A bit of a payload whose CRC is right for it."""
+    """A bit of a payload is changed, and its CRC is right for it."""
     if SIZE == 1:
         return
     from hybridcomp.collectives.device import mailbox as mail
@@ -167,7 +167,7 @@ def test_messages_whose_length_only_the_device_knows(make, way, n, monkeypatch):
     codec = type(hc.get_codec("bf16"))
     driver, bound = type(driver_of(codec.wire_id)), codec.bound
     known = driver.encode
-    monkeypatch.setattr(choosing, "chunk_bytes", lambda *_: 1 << 20)  # which depends on bound
+    monkeypatch.setattr(choosing, "chunk_bytes", lambda *_: 1 << 20)  # the usual size depends on bound
 
     def unknown(self: Any, codec: Any, src: Any, dtype: Any, payload: Any, queue: Any) -> Any:
         length = queue.array(1, np.uint64)

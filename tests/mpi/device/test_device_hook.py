@@ -93,7 +93,7 @@ def test_host_and_device_ranks_in_one_average(sides, codec, form):
 
 @pytest.mark.parametrize("form", each(["ef", "loco", "dgc", "ef21"]))
 def test_memory_is_saved_and_loaded(sides, form):
-    """On a device, on a host, and on a device again."""
+    """The memory goes from a device to a host, and to a device again."""
     policy = policy_of("int4:block=64", form)
     sort, host = sides(), sides(device=False)
     for step, device in enumerate((True, False, True)):
@@ -125,7 +125,7 @@ def test_what_is_not_finite(sides, codec, form):
 
 @pytest.mark.parametrize("device", [False, True])
 def test_a_batch_is_two_exchanges(sides, device):
-    """However many parameters it has, and without telling sizes once they are known."""
+    """A batch is two exchanges however many parameters it has, and tells no sizes once they are known."""
     side, told = sides(device=device), []
     sizes = side.exchanges.sizes
     side.exchanges.sizes = lambda *args, **how: told.append(1) or sizes(*args, **how)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.ranks(least=2)  # one rank's hook has nothing to do
 
 
 class Damaging(Exchanges):
-    """Changes a bit of the first message by a codec that this rank sends, and of what it sends before the sums."""
+    """Exchanges that change a bit of the first message by a codec that this rank sends, and of data before sums."""
 
     bit: int | None = None
     codec = 0
@@ -73,7 +73,7 @@ def test_a_damaged_message_fails_on_all_ranks(sides, codec, form):
 
 
 def test_damage_that_only_the_device_sees_fails_on_all_ranks(sides):
-    """A bit of a payload whose CRC is right for it: some matter, and then to all ranks."""
+    """A bit of a payload is changed, and its CRC is right for it: some bits matter, and then to all ranks."""
     policy = policy_of("topk:ratio=0.3")
     device = sides(exchanges=Damaging)
     link = device.exchanges
@@ -89,7 +89,7 @@ def test_damage_that_only_the_device_sees_fails_on_all_ranks(sides):
 
 
 def fails_second(sound: Any, error: Exception) -> Any:
-    """A function that fails when it is called for the second time."""
+    """Return a function that fails when it is called for the second time."""
     calls: list[int] = []
 
     def call(*args: Any, **how: Any) -> Any:
@@ -103,7 +103,7 @@ def fails_second(sound: Any, error: Exception) -> Any:
 
 @pytest.mark.parametrize("owner", [(DeviceCarrier, "encode"), (data_path, "divide"), (Outgoing, "wire")])
 def test_a_rank_that_fails_lets_all_fail(sides, owner, monkeypatch):
-    """When something has been launched."""
+    """The rank fails when something has been launched."""
     policy = policy_of("int8")
     device, host = sides(), sides(device=False)
     with monkeypatch.context() as patch:
@@ -118,7 +118,7 @@ def test_a_rank_that_fails_lets_all_fail(sides, owner, monkeypatch):
 
 @pytest.mark.parametrize("codec", ["int8", "topk:ratio=0.05"])
 def test_a_device_that_fails_lets_all_fail(sides, codec, monkeypatch):
-    """The second time that a rank looks whether its device is ready, that has an error."""
+    """The device has an error the second time that its rank looks whether it is ready."""
     device = sides()
     with monkeypatch.context() as patch:
         if RANK == SIZE - 1:

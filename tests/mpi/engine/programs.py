@@ -14,8 +14,8 @@ import hybridcomp as hc
 from hybridcomp.collectives.algorithms.selection import refusal
 from hybridcomp.schedules.registry import ALGORITHMS
 
-LARGEST = 8  # of a value: sums of a few ranks are exact in every dtype
-# Elements of a lossy sum are off by at most so much of the ranks' largest values; None: that is not for elements.
+LARGEST = 8  # largest value: sums of a few ranks are exact in every dtype
+# Elements of a lossy sum are off by at most this share of the ranks' largest values; None: elements are not bounded.
 CODECS: dict[str, float | None] = {
     "none": 0,
     "lossless": 0,
@@ -43,9 +43,9 @@ class Group:
     """A communicator under test.
 
     Attributes:
-        name: with that of this rank's part, if it is one of several.
-        comm: of this rank; None if it is not a member.
-        world: its members' ranks, in the communicator's order.
+        name: name of the group, with that of this rank's part, if it is one of several.
+        comm: communicator on this rank; None if it is not a member.
+        world: the members' global ranks, in the communicator's order.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Group:
 
 @dataclass
 class Draw:
-    """What hypothesis drew for one operation; alike on all ranks."""
+    """Draws of hypothesis for one operation; alike on all ranks."""
 
     op: str
     n: int
@@ -71,7 +71,7 @@ class Draw:
 
 @dataclass
 class Flight:
-    """An operation that was started, and what is to be true once its requests are done."""
+    """An operation that was started, and the check to make once its requests are done."""
 
     what: str
     requests: list[Any]
@@ -80,12 +80,12 @@ class Flight:
     problems: list[str] = field(default_factory=list)
 
     def digest(self) -> tuple[str, int] | None:
-        """What all members of a group must have alike."""
+        """Return a digest that all members of a group must have alike, if any."""
         return None if self.alike is None else (self.alike[0], zlib.crc32(self.alike[1].tobytes()))
 
 
 def values(d: Draw, rank: int, n: int) -> np.ndarray:
-    """Small whole numbers of a rank of the world."""
+    """Return small whole numbers of a rank of the world."""
     low = 0 if d.dtype.startswith("u") else -LARGEST
     return np.random.default_rng([d.seed, rank, n]).integers(low, LARGEST + 1, n).astype(d.dtype)
 
@@ -122,7 +122,7 @@ class _Start:
         self.ours: dict[str, Any] = {"codec": codec, "name": d.name}
         self.where = f"{number}: {d.op} on {group.name}, {d.n} {d.dtype} by {codec}, {d.fold}, {d.place}"
         self.key = f"{number} {group.name}"
-        self.encodings = 1  # of sums of sums, for those algorithms
+        self.encodings = 1  # more where an algorithm encodes sums of sums again
 
     def run(self) -> Flight:
         run: Callable[[], Flight] = getattr(self, self.d.op)
@@ -139,7 +139,7 @@ class _Start:
         )
 
     def _compare(self, got: np.ndarray, want: np.ndarray, terms: int) -> str:
-        """What is wrong with a result of values of ``terms`` ranks; empty if nothing is."""
+        """Return what is wrong with a result of values of ``terms`` ranks; empty if nothing is."""
         codec = self.codec or self.comm.policy.name
         exact = not np.issubdtype(got.dtype, np.floating) or terms == 0
         share = CODECS.get(codec) if codec in CODECS else 2
@@ -157,7 +157,7 @@ class _Start:
         return "" if off <= allowed else f"off by {off}, allowed is {allowed}"
 
     def algorithm(self, op: str) -> str | None:
-        """One that can be used if the call says the codec."""
+        """Return an algorithm that can be used if the call says the codec."""
         if self.codec is None or self.p == 1:
             return None
         codec = hc.get_codec(self.codec)
@@ -170,7 +170,7 @@ class _Start:
         return chosen.name
 
     def buffers(self, mine: np.ndarray, into: int) -> tuple[Any, np.ndarray]:
-        """A send and a receive buffer of one memory or two."""
+        """Return a send and a receive buffer of one memory or two."""
         if self.d.place == "overlapping":
             memory = np.zeros(max(mine.size, into) + 5, mine.dtype)
             memory[5 : 5 + mine.size] = mine

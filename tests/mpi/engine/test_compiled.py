@@ -22,7 +22,7 @@ from hybridcomp.schedules.topology import Topology
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, total, verdict
 
 CODECS = ["int8", "int4:rounding=stochastic", "bf16", "exponent", "topk:ratio=0.1", "sign", "zfp:rate=8"]
-# Python computes their steps.
+# Codecs whose steps Python computes.
 CODECS += ["lossless", "mpc", "topk:ratio=0.1,values=int8"]
 FORMS = ["ef", "loco", "dgc", "ef21", "ef-sgdm"]
 
@@ -67,7 +67,7 @@ def test_same_bits_as_in_python(both, codec):
 
 
 def counts_of(scale: int) -> list[int]:
-    """A part for each rank, of sizes that differ; some are empty."""
+    """Return the sizes of a part for each rank, which differ; some are empty."""
     return [scale * ((r * 3 + 1) % 4) + (r % 2) for r in range(WORLD.size)]
 
 
@@ -80,7 +80,7 @@ def spread(counts: list[int], gap: int) -> list[int]:
 
 
 def moves(comm: hc.Communicator, codec: str, dtype: str, n: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Every operation but all-reduce, by every algorithm: a name and what it wrote."""
+    """Run every operation but all-reduce, by every algorithm; yield its name and what it wrote."""
     p, rank, root = WORLD.size, WORLD.rank, WORLD.size - 1
     counts = counts_of(n)
     starts, total = spread(counts, 5), sum(counts)
@@ -139,7 +139,7 @@ def moves(comm: hc.Communicator, codec: str, dtype: str, n: int) -> Iterator[tup
     comm.Alltoall(whole, got, codec=codec)
     yield "all_to_all", got
     outgoing = [(rank + q) % 3 * n // 2 for q in range(p)]
-    got, displs = out(2 * n * p + 99), spread(outgoing, 9)  # what q sends here is as long as what goes there
+    got, displs = out(2 * n * p + 99), spread(outgoing, 9)  # rank q sends as many here as go there
     comm.Alltoallv(
         [gaussian(2 * n * p + 99, dtype=dtype), outgoing, displs], [got, outgoing, displs], codec=codec
     )
@@ -305,7 +305,7 @@ def test_an_operation_that_nobody_waits_for_ends(make):
 
 
 def test_a_sender_waits_for_late_readers(make):
-    """What a root hands over in shared memory stays there until it is read: not more than so much of it."""
+    """A root hands over no more than so much in shared memory, which stays there until it is read."""
     comm = make("none", timeout=60.0)
     x = gaussian(2_000_000)
     comm.Bcast(x, 0, codec="int8")

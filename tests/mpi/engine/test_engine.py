@@ -34,4 +34,4 @@ def test_a_small_late_operation_overtakes_a_bulk_transfer():
         request.wait()
     last = len(log) - log[::-1].index("late")
     verdict(last <= 4, str(log))  # one step of the bulk, if it was being looked at when the gate opened
-    verdict(log[-1] == "alike", str(log))  # of equals the older first
+    verdict(log[-1] == "alike", str(log))  # the older of equals goes first

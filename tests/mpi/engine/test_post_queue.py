@@ -54,11 +54,11 @@ def test_a_send_that_fails_gives_its_place_to_the_next(make):
 
 
 def test_after_a_collective_that_was_not_posted_the_next_fail_at_once(make, monkeypatch):
-    """Or it would meet, on the other ranks, the one before it."""
+    """Otherwise the next would meet the one before it on the other ranks."""
     if WORLD.size == 1:
         return
     comm = make("none")
-    comm._programs = None  # which widens 16-bit arrays in Python
+    comm._programs = None  # Python then widens 16-bit arrays
     half = gaussian(1000, dtype=np.float16)
     with monkeypatch.context() as patched:
         if WORLD.rank == 0:

@@ -22,7 +22,7 @@ from tests.mpi.conftest import WORLD
 from tests.mpi.engine.programs import CODECS, FOLDS, Draw, Flight, Group, start
 from tests.mpi.hosts import Hosts
 
-SECONDS = 30.0  # that any operation may take
+SECONDS = 30.0  # seconds that any operation may take
 EXAMPLES = int(os.environ.get("HC_EXAMPLES", "12"))
 SEED = int(os.environ.get("HC_SEED", "0"))
 SIZES = [0, 1, 2, 3, 63, 65, 128, 1001, 4097, 20_011, 70_001]
@@ -58,7 +58,7 @@ FEEDBACK = '[dp]\nall_reduce = { codec = "int4:block=128", feedback = "ef" }\n'
 
 
 def groups() -> list[Group]:
-    """Communicators over all ranks and over some."""
+    """Return communicators over all ranks and over some."""
     size, me = WORLD.size, WORLD.rank
     everyone = list(range(size))
 
@@ -88,7 +88,7 @@ def _unused(comm: Any) -> None:
 
 
 class Programs(RuleBasedStateMachine):
-    """Starts operations, and waits for those in flight, each rank in an order of its own."""
+    """Machine that starts operations, and waits for those in flight, each rank in an order of its own."""
 
     groups: list[Group]
 
@@ -107,7 +107,7 @@ class Programs(RuleBasedStateMachine):
             self.flights.append(flight)
             if then == "wait for it":
                 self._end(flight)
-        if then == "look" and self.flights:  # at one, on another rank at another one
+        if then == "look" and self.flights:  # at one of them, another one on another rank
             some = self.flights[(order + WORLD.rank) % len(self.flights)]
             self._guarded(some, lambda r: r.test())
         elif then == "wait for all":
@@ -143,7 +143,7 @@ class Programs(RuleBasedStateMachine):
 
     @staticmethod
     def _guarded(flight: Flight, do: Any) -> bool:
-        """An error of one rank is told to all at the end, so that all go on together."""
+        """Use a flight's requests; an error of one rank is told to all at the end, so that all go on together."""
         try:
             for request in flight.requests:
                 do(request)

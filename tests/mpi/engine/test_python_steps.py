@@ -1,4 +1,4 @@
-"""Steps that Python computes for the compiled engine: who does them, and what happens where they fail or wait."""
+"""Steps that Python computes for the compiled engine: the threads that do them, and steps that fail or wait."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
 from tests.mpi.engine.test_compiled import overlap
 from tests.mpi.failure.test_interrupts import interrupt_often
 
-# That Python computes a step as the engine does depends little on how many ranks there are.
+# Whether Python computes a step as the engine does depends little on the number of ranks.
 pytestmark = pytest.mark.ranks(least=3, most=3)
 N = 200_000
 P = WORLD.size
@@ -36,7 +36,7 @@ P = WORLD.size
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The threads that compute steps, a name for each step."""
+    """Return the threads that compute steps, a name for each step."""
     names: list[str] = []
     honest = PythonSteps._compute
 

@@ -21,7 +21,7 @@ SWITCH = "HYBRIDCOMP_SHARED_MEMORY"
 
 @pytest.fixture
 def by_python(make):
-    """Makes communicators whose messages go by Python's transport."""
+    """Make communicators whose messages go by Python's transport."""
 
     def of(policy: str, **more: float) -> hc.Communicator:
         comm = make(policy, **more)
@@ -32,7 +32,7 @@ def by_python(make):
 
 
 def results(comm: hc.Communicator, codec: str, n: int) -> bytes:
-    """What all the operations that a codec carries give this rank."""
+    """Return the results on this rank of all operations that a codec carries."""
     p, me = comm.size, comm.rank
     out = [np.zeros(n, np.float32) for _ in range(2)]
     comm.Allreduce(gaussian(n), out[0], codec=codec)
@@ -92,14 +92,14 @@ def test_descriptors_are_what_travels(make):
 
 
 def test_blocks_are_used_again(make):
-    """On two communicators of the same ranks, and one of the even or the odd ones."""
+    """Blocks are used again on two communicators of the same ranks, and on one of the even or the odd ones."""
     if WORLD.size == 1:
         return
     parts = WORLD.Split(WORLD.rank % 2)
     comms = [make("int8"), make("lossless"), hc.Communicator(parts, "int8", timeout=30.0)]
     pool = shared_memory.own_pool()
     pool._collect()
-    before = set(pool._leased)  # of operations that have failed on a reader
+    before = set(pool._leased)  # blocks of operations that have failed on a reader
     used = []
     for _ in range(4):
         for n in (1001, 70_001):
@@ -232,7 +232,7 @@ def test_an_operation_that_fails_keeps_its_blocks(make):
     if WORLD.size == 1:
         return
     comm = communicator()  # never freed: its messages are still on their way
-    comm._programs = None  # whose messages are not in such blocks
+    comm._programs = None  # the compiled engine's messages are not in such blocks
     pool = shared_memory.own_pool()
     n = 50_000
     comm.Allreduce(gaussian(n), np.zeros(n, np.float32), codec="int8")

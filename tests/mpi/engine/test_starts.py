@@ -68,7 +68,7 @@ def meet(comm: hc.Communicator) -> None:
 
 
 def every(comm: Any, codec: str | None) -> list[tuple[str, list[Any], np.ndarray, np.ndarray]]:
-    """Start each operation; its name, its requests, its result, and what that should be."""
+    """Start each operation; return its name, its requests, its result, and what that should be."""
     x, ours = gaussian(N), {} if codec is None or P == 1 else {"codec": codec}  # one rank has no messages
     n = N // P
     share = slice(ME * n, (ME + 1) * n)
@@ -108,7 +108,7 @@ def every(comm: Any, codec: str | None) -> list[tuple[str, list[Any], np.ndarray
 
 
 def wrong(started: list[tuple[str, list[Any], np.ndarray, np.ndarray]], codec: str | None) -> str:
-    """Wait for all of them, the last first; what is wrong."""
+    """Wait for all of them, the last first; return what is wrong."""
     for _, requests, _, _ in reversed(started):
         for request in reversed(requests):
             request.wait()
@@ -118,7 +118,7 @@ def wrong(started: list[tuple[str, list[Any], np.ndarray, np.ndarray]], codec: s
 
 
 def told(rows: list[StatRow]) -> list[tuple[Any, ...]]:
-    """What rows say, but for seconds, of which the machine decides."""
+    """Return what rows say but for seconds, which depend on the machine."""
     return [
         (*row.key, row.calls, row.raw_bytes, row.plain_bytes, row.wire_bytes, row.shared_bytes)
         for row in rows
@@ -128,7 +128,7 @@ def told(rows: list[StatRow]) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("codec", [None, "int8"])
 def test_what_is_started_natively_ends_right_and_is_counted_as_the_usual_way_counts(quick, make, codec):
     comm, usual = quick("none"), make("none")
-    usual.on_start = lambda call: None  # which no native start calls
+    usual.on_start = lambda call: None  # no native start calls it
     meet(usual)
     for i in range(3):
         problem = wrong(every(comm, codec), codec) or wrong(every(usual, codec), codec)
@@ -167,7 +167,7 @@ def test_a_start_is_seen_by_on_start_and_by_a_trace(make, tmp_path):
         spans = [span for span in trace.recorder._spans if span.name == "all_reduce"]
     finally:
         trace.stop()
-    # What has begun before it is not in it.
+    # Operations that began before the trace are not in it.
     verdict([span.args.get("name") for span in spans] == ["of a trace", None], str(spans))
     verdict(sum(row.calls for row in comm.stats()) == 5, str(comm.stats()))
 
@@ -342,7 +342,7 @@ def test_a_blocking_broadcast(quick, codec):
 
 
 def test_a_root_whose_array_is_read_only(make):
-    """It gets the decoded values, too: where there are any, it must be writable."""
+    """The root gets the decoded values, too: where there are any, its array must be writable."""
     comm = make("none")
     b = gaussian(N, 0) if ME == 0 else np.zeros(N, np.float32)
     b.flags.writeable = ME != 0

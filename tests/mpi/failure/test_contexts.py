@@ -1,4 +1,4 @@
-"""Warn who makes many communicators and frees none, before the contexts of MPI are used up."""
+"""A process that makes many communicators and frees none is warned before the contexts of MPI are used up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.mpi.conftest import WORLD, verdict
 
 @pytest.fixture
 def contexts(monkeypatch):
-    """Those of a process that is warned at its third communicator."""
+    """Count the contexts of a process that is warned at its third communicator."""
     counted = Contexts(many=3)
     monkeypatch.setattr(making, "contexts", counted)
     monkeypatch.setattr(release, "contexts", counted)

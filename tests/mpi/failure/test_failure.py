@@ -59,7 +59,7 @@ def test_damage_is_an_error_on_all_ranks_at_once(make):
     x = gaussian(N)
     WORLD.Barrier()
     began = time.monotonic()
-    error = failure(comm.Iallreduce(MPI.IN_PLACE, x, algorithm="direct"))  # in which all need the message
+    error = failure(comm.Iallreduce(MPI.IN_PLACE, x, algorithm="direct"))  # all ranks need the message
     took = time.monotonic() - began
     if WORLD.rank == 1:
         verdict(isinstance(error, hc.WireError), repr(error))

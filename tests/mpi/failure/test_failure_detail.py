@@ -180,7 +180,7 @@ def test_operations_of_both_kinds_meet_in_order(make):
 
 
 def test_operations_meet_after_ranks_have_differed(make):
-    """The ranks have taken different numbers of tags for what they then did not do."""
+    """The ranks have taken different numbers of tags for operations that they then did not do."""
     if WORLD.size == 1:
         return
     comm = make("none")

@@ -30,7 +30,7 @@ class Gate:
 
 
 class Later:
-    """Is done at the third look of the main thread, which runs the next step."""
+    """Request that is done at the third look of the main thread, which runs the next step."""
 
     def __init__(self) -> None:
         self.polls = 0
@@ -89,7 +89,7 @@ def interrupt_often(comm: hc.Communicator, n: int, least: int) -> None:
     usual = time.monotonic() - began
     rng = np.random.default_rng(WORLD.rank)
     hits = tries = 0
-    enough = WORLD.size == 1  # whose waits have nothing to wait for
+    enough = WORLD.size == 1  # one rank's waits have nothing to wait for
     while tries < least or not enough:
         x = gaussian(n)
         request = comm.Iallreduce(MPI.IN_PLACE, x)

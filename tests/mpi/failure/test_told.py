@@ -1,4 +1,4 @@
-"""Who has ended an operation that fails elsewhere, or starts one that has failed, is told."""
+"""A rank that has ended an operation that fails elsewhere, or starts one that has failed, is told."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_who_has_ended_an_operation_that_fails_elsewhere_is_told_in_the_next(mak
     )
     began = time.monotonic()
     second = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N)))
-    # By itself, or told by one who has.
+    # Each rank has failed by itself, or is told by one that has.
     named = "rank 1 failed in number 1, which had ended well on rank"
     verdict(first is not None or (isinstance(second, hc.RemoteError) and named in str(second)), repr(second))
     verdict(time.monotonic() - began < 10)

@@ -24,7 +24,7 @@ STEPS = (
 
 
 class Fixed(nn.Module):
-    """A module whose gradients are what a test says."""
+    """A module whose gradients a test gives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def adapting(backend: str, rule: str) -> DistributedDataParallel:
 
 
 def average(ddp: DistributedDataParallel, step: int) -> torch.Tensor:
-    """The gradient that a rank gets in a step, flat."""
+    """Return the gradient that a rank gets in a step, flat."""
     ddp.zero_grad()
     ddp(*given(step, dist.get_rank())).backward()
     return torch.cat([p.grad.flatten() for p in ddp.module.parameters()])

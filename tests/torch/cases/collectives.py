@@ -22,7 +22,7 @@ def size() -> int:
 
 
 def data(r: int, n: int = 7, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Small integers that differ by rank and place; exact in every dtype, and so are their sums and products."""
+    """Return small integers that differ by rank and place; exact in every dtype, and so are their sums and products."""
     return ((torch.arange(n) + r) % 3 + 1).to(dtype)
 
 
@@ -31,7 +31,7 @@ def fold(op, n: int = 7, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def raises(kind: type[Exception], *words: str):
-    """An error of that kind whose message has these words in this order."""
+    """Expect an error of that kind whose message has these words in this order."""
     return pytest.raises(kind, match=".*".join(map(re.escape, words)))
 
 

@@ -38,7 +38,7 @@ CODECS = (
 
 
 def emulated_device(buffer: torch.Tensor, **how: bool) -> Flat:
-    """A CPU tensor as memory of the emulation's."""
+    """Return a CPU tensor as memory of the emulation's."""
     flat = flatten(buffer, **how)
     device = emulated()
     device.emulator.checks(False)
@@ -61,7 +61,7 @@ def encoding(*, on_device: bool) -> Iterator[mock.Mock]:
 def gradients(
     backend: str, chosen: str, *, on_device: bool, dtype: torch.dtype = torch.float32, steps: int = 3
 ) -> list[dict[str, torch.Tensor]]:
-    """Of some steps; each rank has data of its own."""
+    """Return the gradients of some steps; each rank has data of its own."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)).to(DEVICE, dtype)
     # Several buckets, the first of which is waiting for gradients while others are being averaged.
@@ -122,7 +122,7 @@ def case_memory_is_saved() -> None:
 
 
 def case_a_failure_reaches_all_ranks() -> None:
-    """By an algorithm in which every rank needs what the one that fails would have sent next."""
+    """The algorithm is one in which every rank needs what the one that fails would have sent next."""
     chosen = policy("int8:block=128", min_bytes=1024)
     failing = mock.patch(
         "hybridcomp.collectives.device.data_path.divide", side_effect=MemoryError("none is left")

@@ -24,7 +24,7 @@ BACKENDS = ("hybridcomp", "gloo")
 
 
 def rows(state) -> dict[str, float]:
-    """Ratio by operation of what was compressed."""
+    """Return the ratio by operation of what was compressed."""
     return {r.op: r.plain_bytes / r.wire_bytes for r in state.rows() if r.codec != "none"}
 
 
@@ -60,7 +60,7 @@ def case_lossy_is_near_and_the_same_everywhere() -> None:
             assert {r.op for r in sent} == {"all_gather", "reduce_scatter"}
             assert sum(r.plain_bytes for r in sent) > ratio * sum(r.wire_bytes for r in sent), sent
             results.append(weights | got)
-        same_bits(*results)  # whatever moves the bytes
+        same_bits(*results)  # whichever backend moves the bytes
 
 
 def case_the_owner_keeps_full_precision() -> None:
@@ -193,7 +193,7 @@ def case_few_rows_and_several_dtypes() -> None:
 
 
 def case_parameters_of_one_size() -> None:
-    """Their parts are not of one size: dimension 0 is cut, and padded."""
+    """Parameters of one size have parts of several sizes: dimension 0 is cut, and padded."""
     policy = policy_of('[fsdp]\ncodec = "int8:block=64"\n')
     for backend in BACKENDS:
         model = torch.nn.Sequential(torch.nn.Linear(48, 70), torch.nn.Linear(70, 48), torch.nn.Linear(48, 7))

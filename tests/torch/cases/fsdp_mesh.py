@@ -129,7 +129,7 @@ def _train_on(mesh, steps: range, losses: list[float] | None = None, start=None)
 
 
 def _share_of_loss(model, step: int, ranks: int, rank: int) -> torch.Tensor:
-    """A rank's part of the mean over the global batch of 48 rows."""
+    """Return a rank's part of the mean over the global batch of 48 rows."""
     x, y = (torch.cat(parts) for parts in zip(*(batch(step, r) for r in range(4)), strict=True))
     mine = slice(rank * 48 // ranks, (rank + 1) * 48 // ranks)
     return ((model(x[mine]).float() - y[mine]) ** 2).mean()
@@ -221,7 +221,7 @@ def case_what_was_not_sent_is_carried_to_other_ranks() -> None:
 
 
 def _residuals(states) -> dict[str, torch.Tensor]:
-    """The sum over ranks of what they keep, by parameter."""
+    """Return the sum over ranks of what they keep, by parameter."""
     totals: dict[str, torch.Tensor] = {}
     for state in states:
         for key, value in state.items():

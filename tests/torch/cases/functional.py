@@ -60,7 +60,7 @@ def case_compiled_programs() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         y = funcol.all_reduce(x * 2, "sum", group)
         z = funcol.all_gather_tensor(y + 1, 0, group)
-        dist.all_reduce(z)  # which the compiler makes functional
+        dist.all_reduce(z)  # the compiler makes this functional
         return funcol.reduce_scatter_tensor(z, "avg", 0, group)
 
     x = torch.full((4,), float(rank() + 1))

@@ -17,7 +17,7 @@ from tests.torch.cases.collectives import raises, rank, size
 
 
 def total(group: dist.ProcessGroup) -> float:
-    """The sum of the global ranks of a group's members, by an all-reduce."""
+    """Return the sum of the global ranks of a group's members, by an all-reduce."""
     t = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(t, group=group)
     return t.item()
@@ -58,7 +58,7 @@ def case_new_subgroups() -> None:
 
 @contextmanager
 def accelerator() -> Iterator[None]:
-    """A machine that has a GPU, to which ``init_process_group(device_id=...)`` has bound the default group."""
+    """Stand in for a machine with a GPU, to which ``init_process_group(device_id=...)`` has bound the default group."""
     world = dist.group.WORLD
     gpu = torch.device("cuda", 0)
     world.eager_connect_single_device(gpu)
@@ -158,7 +158,7 @@ def case_timeout_of_a_group_and_of_a_wait() -> None:
 
 
 def case_a_group_after_one_that_failed() -> None:
-    """What a rank posted before it gave up must not be taken for a message of a later group."""
+    """Messages that a rank posted before it gave up must not be taken for those of a later group."""
     for _ in range(4):
         group = dist.new_group()
         if rank() == 0:
@@ -210,7 +210,7 @@ def case_a_blocking_all_reduce_is_one_call_of_mpi() -> None:
         with raises(AssertionError, "not at once"):
             dist.all_reduce(values.clone(), group=group, async_op=True)
     assert sum(row.calls for row in comm.stats()) == 5
-    # What MPI cannot do alone takes the usual way.
+    # Operations that MPI cannot do alone take the usual way.
     for t in (values.bfloat16(), values.clone()):
         dist.all_reduce(t, dist.ReduceOp.AVG, group=group)
         assert torch.allclose(t.float(), wanted / size(), rtol=1e-2)

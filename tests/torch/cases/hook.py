@@ -58,7 +58,7 @@ def directly() -> Iterator[None]:
 
 
 def policy(codec: str, feedback: bool | str = False, **more: object) -> str:
-    """A policy file; ``more`` are keys of the top level. ``feedback`` is a form, or True for ``ef``."""
+    """Return a policy file; ``more`` are keys of the top level. ``feedback`` is a form, or True for ``ef``."""
     form = "ef" if feedback is True else feedback
     of_codec = ("warmup_steps", "between_hosts")
     lines = [f"{key} = {value!r}" for key, value in more.items() if key not in of_codec]
@@ -77,7 +77,7 @@ def hooked(backend: str, chosen: str, net: nn.Module | None = None, **kwargs) ->
 
 
 def step(ddp: DistributedDataParallel, scale: float = 1.0) -> dict[str, torch.Tensor]:
-    """Gradients of the mean loss over the whole batch, times ``scale``."""
+    """Return gradients of the mean loss over the whole batch, times ``scale``."""
     dtype = next(ddp.parameters()).dtype
     x, y = (t.chunk(dist.get_world_size())[dist.get_rank()].to(dtype) for t in batch(60))
     ddp.zero_grad()
@@ -119,7 +119,7 @@ def case_the_bits_are_the_communicators() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for codec, form in {**dict.fromkeys(LOSSY, "ef"), "none": "", "int4:block=64": "loco"}.items():
             if codec.startswith("sketch") and dtype is torch.bfloat16:
-                continue  # which recovers a few of them only
+                continue  # sketch recovers a few of them only
             chosen = policy(codec, form, min_bytes=4096)
             ddp = hooked("hybridcomp", chosen, wide(dtype))
             comm = hc.Communicator(MPI.COMM_WORLD, chosen, "dp")
@@ -138,7 +138,7 @@ def case_the_bits_are_the_communicators() -> None:
 
 
 def wide(dtype: torch.dtype) -> nn.Module:
-    """The matrices are large enough to go uncompressed by messages of their own."""
+    """Return a model whose matrices are large enough to go uncompressed by messages of their own."""
     torch.manual_seed(6)
     return nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 192)).to(dtype)
 

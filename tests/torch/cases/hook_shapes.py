@@ -66,7 +66,7 @@ def case_parameters_of_any_shape() -> None:
 
 
 def case_shapes_of_one_size() -> None:
-    """Their messages are not of one length: factors of matrices, and shards of what travels as one array."""
+    """Messages are not of one length: factors of matrices, and shards of tensors that travel as one array."""
     for backend in BACKENDS:
         for codec in ("powersgd:rank=2", "none"):
             layers = [

@@ -153,7 +153,7 @@ def _fails(*args, **kwargs):
     raise Planted("planted")
 
 
-# By backend: a policy, and what fails then on one rank.
+# By backend: a policy, and the function that then fails on one rank.
 FAILURES = {
     "gloo": [
         ("int8", Carrier, "encode"),
@@ -177,7 +177,7 @@ FAILURES = {
 
 
 def case_a_failure_of_one_rank_is_one_of_all() -> None:
-    """Whoever cannot encode, add up or read says so to the others, which wait no longer than that."""
+    """A rank that cannot encode, add up or read says so to the others, which wait no longer than that."""
     victim = dist.get_world_size() - 1
     for backend, ways in FAILURES.items():
         for chosen, owner, what in ways:
@@ -237,7 +237,7 @@ def case_threads_end_with_their_state() -> None:
 
 
 def case_a_rank_that_sends_too_much_is_named() -> None:
-    """Its messages are longer than what the others wait for, which they see before the bytes come."""
+    """The rank's messages are longer than those that the others wait for, who see it before the bytes come."""
     backend = group("gloo")
     ddp = DistributedDataParallel(nn.Linear(64, 64), process_group=backend)
     state = hct.HookState(policy("topk:ratio=0.5", min_bytes=0), process_group=backend)

@@ -1,4 +1,4 @@
-"""The same under a policy that compresses all axes: replicas bit-identical, gradients near."""
+"""PyTorch's own parallelism under a policy that compresses all axes: replicas bit-identical, gradients near."""
 
 import tempfile
 
@@ -25,7 +25,7 @@ with tempfile.NamedTemporaryFile("w", suffix=".toml") as _file:
 
 
 def rows(axis: str) -> dict[str, float]:
-    """Bytes on the wire by operation, of what was compressed on an axis."""
+    """Return bytes on the wire by operation, of what was compressed on an axis."""
     found = {r.op: r for r in hct.stats() if r.axis == axis and r.codec != "none"}
     for row in found.values():
         # Short sums go in one exchange, in which four ranks send twice the bytes.
@@ -35,7 +35,7 @@ def rows(axis: str) -> dict[str, float]:
 
 
 def fresh_world() -> None:
-    """Another default group: the axis of a mesh over all ranks is the default group's."""
+    """Make another default group: the axis of a mesh over all ranks is the default group's."""
     from datetime import timedelta
 
     dist.destroy_process_group()

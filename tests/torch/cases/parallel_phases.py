@@ -32,7 +32,7 @@ def group_of(policy, axis: str):
 
 
 def calls(group, op: str) -> tuple[int, int]:
-    """Compressed and uncompressed operations of floating-point tensors so far."""
+    """Return the numbers of compressed and uncompressed operations of floating-point tensors so far."""
     rows = [r for r in group.comm.stats() if r.op == op and "not floating-point" not in r.reason]
     return sum(r.calls for r in rows if r.codec != "none"), sum(r.calls for r in rows if r.codec == "none")
 
@@ -121,7 +121,7 @@ def case_tensor_and_sequence_parallel() -> None:
             compressed, rest = calls(group, op)
             assert compressed >= 4, (policy.name, op, compressed, rest)
             assert rest >= 3, (policy.name, op, compressed, rest)
-        assert calls(group, "broadcast")[0] == 0  # of parameters, when they are distributed
+        assert calls(group, "broadcast")[0] == 0  # broadcasts of parameters, when they are distributed
         for name, p in net.named_parameters():
             if "up.weight" in name or "down.weight" in name:
                 assert relative_error(p.grad.full_tensor(), expected[name]) < 0.05, (policy.name, name)

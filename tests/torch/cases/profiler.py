@@ -1,4 +1,4 @@
-"""What torch's profiler shows of a process group. Policy int8."""
+"""Ranges that torch's profiler shows of a process group. Policy int8."""
 
 import json
 import tempfile

@@ -33,7 +33,7 @@ def alone(body: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """What ranks said that end without MPI_Finalize: the first to do so may have the other one killed, and mpiexec
+    """Return what ranks said that end without MPI_Finalize: the first may have the other one killed, and mpiexec
     then says so at length, on stdout."""
     assert done.returncode in (0, 9), done.stderr
     return done.stdout.split("=====")[0].split()

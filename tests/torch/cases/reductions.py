@@ -1,4 +1,4 @@
-"""Reductions of what MPI does not: narrow floats, averages of integers, sparse tensors; and no data. Policy none."""
+"""Reductions that MPI lacks: narrow floats, averages of integers, sparse tensors; and no data. Policy none."""
 
 import operator
 
@@ -98,7 +98,7 @@ def case_every_form_of_a_call() -> None:
 
 
 def mine(r: int, shape: tuple[int, ...] = (6, 4), dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Rank r's: rows r and r + 1, which its neighbours have, too; more than once, so that it is not coalesced."""
+    """Return rank r's tensor: rows r and r + 1, as its neighbours have; repeated, so that it is not coalesced."""
     rows = torch.tensor([[r % shape[0], (r + 1) % shape[0], r % shape[0]]])
     values = torch.arange(3 * shape[1]).view(3, shape[1]).to(dtype) + r
     return torch.sparse_coo_tensor(rows, values, shape)

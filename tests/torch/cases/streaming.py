@@ -26,7 +26,7 @@ def made(model: nn.Module, backend: str, **more: Any) -> tuple[hct.StreamedLayer
 
 
 def train(model: nn.Module, optimizers: list[Any], steps: range) -> None:
-    """Steps of two backward passes each, of which the first synchronises nothing."""
+    """Train for steps of two backward passes each, of which the first synchronises nothing."""
     dtype = next(model.parameters()).dtype
     for t in steps:
         with model.no_sync():
@@ -62,7 +62,7 @@ def flat(both: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def case_coarse_factors_have_the_same_bits() -> None:
-    """Whatever carries them, in weights of few bits too; error feedback keeps nothing of what turns."""
+    """The bits do not depend on the carrier, in weights of few bits too; error feedback keeps nothing of what turns."""
     for backend in BACKENDS:
         for dtype in (torch.float32, torch.bfloat16):
             model = net(dtype)
@@ -113,7 +113,7 @@ def case_resumes_with_the_same_bits() -> None:
 
 
 def case_layers_without_gradients() -> None:
-    """One is used on the first rank alone, one on none."""
+    """One layer is used on the first rank alone, one on none."""
     model = nn.ModuleDict({name: nn.Linear(5, 5, bias=False) for name in ("some", "none")}).double()
     streamed = hct.stream_linear(model, 2)
     optimizer = streamed.optimizer(lr=1.0, weight_decay=0.1)

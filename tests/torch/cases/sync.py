@@ -77,7 +77,7 @@ def case_local_sgd_is_the_mean_of_parameters() -> None:
     optimizer = adam(model)
     with hct.LocalSGD(model, every=3, policy="none"):  # which finds the optimizer
         other = nn.Linear(2, 2)
-        torch.optim.SGD(other.parameters()).step()  # of another model
+        torch.optim.SGD(other.parameters()).step()  # the optimizer of another model
         train(model, optimizer, range(1, 8))
     assert_close(values(model), values(models[dist.get_rank()]), 1e-9)
     last = values(model)
@@ -212,7 +212,7 @@ def case_half_precision_frozen_and_unused_parameters() -> None:
     assert all(torch.equal(after[n], before[n]) for n in after if not n.startswith("used"))
     assert whole["used.0.weight"].dtype is torch.float32
     assert after["used.2.weight"].dtype is torch.bfloat16
-    assert torch.equal(after["used.2.weight"], whole["used.2.weight"].bfloat16())  # of the last fragment
+    assert torch.equal(after["used.2.weight"], whole["used.2.weight"].bfloat16())  # the last fragment's
     assert not torch.equal(whole["used.2.weight"], whole["used.2.weight"].bfloat16().float())
     assert_same_everywhere(whole)
 
@@ -346,4 +346,4 @@ def case_a_late_replica_is_told() -> None:
             assert "all_reduce" in str(error), error
             MPI.COMM_WORLD.Barrier()
         assert not torch.equal(values(model)["0.weight"], before["0.weight"])  # steps went on to the update
-        context._sync.fragments[0].under_way = False  # which will never come
+        context._sync.fragments[0].under_way = False  # its average will never come

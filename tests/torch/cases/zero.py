@@ -27,7 +27,7 @@ def run(policy: str, *, hook: bool, views: bool, steps: int = 6):
 
 
 def reference(steps: int = 6) -> dict[str, torch.Tensor]:
-    """One process on all ranks' batches."""
+    """Train one process on all ranks' batches."""
     model = net()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(steps):

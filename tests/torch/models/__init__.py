@@ -1,1 +1,1 @@
-"""Models and what they should come to, for the cases."""
+"""Models and their expected results, for the cases."""

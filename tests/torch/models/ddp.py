@@ -20,24 +20,24 @@ class Block(nn.Module):
 
 
 def model(blocks: int = 4) -> nn.Sequential:
-    """The same weights on every rank."""
+    """Return the same weights on every rank."""
     torch.manual_seed(1)
     return nn.Sequential(*(Block() for _ in range(blocks)))
 
 
 def batch(n: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of all data-parallel ranks together."""
+    """Return inputs and targets of all data-parallel ranks together."""
     generator = torch.Generator().manual_seed(2)
     return torch.randn(n, WIDTH, generator=generator), torch.randn(n, WIDTH, generator=generator)
 
 
 def loss_of(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Mean squared error."""
+    """Return the mean squared error."""
     return ((out - target) ** 2).mean()
 
 
 def reference_gradients(rows: int = 16) -> dict[str, torch.Tensor]:
-    """What one process computes for the whole batch."""
+    """Return the gradients that one process computes for the whole batch."""
     whole = model()
     x, y = batch(rows)
     loss_of(whole(x), y).backward()
@@ -45,7 +45,7 @@ def reference_gradients(rows: int = 16) -> dict[str, torch.Tensor]:
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative L2 error."""
+    """Return the relative L2 error."""
     return ((got - expected).norm() / expected.norm()).item()
 
 

@@ -17,7 +17,7 @@ ODD = 61  # rows that no number of ranks divides
 
 
 def policy_of(text: str):
-    """A policy from TOML."""
+    """Return a policy from TOML."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(text)
         file.flush()
@@ -34,7 +34,7 @@ all_gather = "int8:block=64"
 
 
 def mesh_of(backend: str, ranks: list[int] | None = None, name: str = "fsdp") -> DeviceMesh:
-    """A 1-D mesh over a new group; None on ranks that are not in it."""
+    """Return a 1-D mesh over a new group; None on ranks that are not in it."""
     ranks = list(range(dist.get_world_size())) if ranks is None else ranks
     options = {"pg_options": hct.Options(policy="none", axis=name)} if backend == "hybridcomp" else {}
     group = dist.new_group(ranks, backend=backend, timeout=MINUTE, **options)
@@ -44,7 +44,7 @@ def mesh_of(backend: str, ranks: list[int] | None = None, name: str = "fsdp") ->
 
 
 def net(seed: int = 0, width: int = 48) -> nn.Sequential:
-    """Linear layers of sizes that do not divide evenly, and a norm; the same weights on all ranks."""
+    """Return linear layers of sizes that do not divide evenly, and a norm; the same weights on all ranks."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(width, ODD), nn.Tanh(), nn.Linear(ODD, width), nn.LayerNorm(width), nn.Linear(width, 7)
@@ -54,7 +54,7 @@ def net(seed: int = 0, width: int = 48) -> nn.Sequential:
 def sharded(
     mesh: DeviceMesh, *, reshard: bool = True, mixed: MixedPrecisionPolicy | None = None
 ) -> nn.Module:
-    """The model with each linear layer, and the rest, sharded over the mesh."""
+    """Return the model with each linear layer, and the rest, sharded over the mesh."""
     model = net()
     more = {"mp_policy": mixed} if mixed else {}
     for layer in (model[0], model[2], model[4]):
@@ -63,7 +63,7 @@ def sharded(
 
 
 def batch(step: int = 0, rank: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """A rank's inputs and targets of a step."""
+    """Return a rank's inputs and targets of a step."""
     rank = dist.get_rank() if rank is None else rank
     generator = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(12, 48, generator=generator)
@@ -71,7 +71,7 @@ def batch(step: int = 0, rank: int | None = None) -> tuple[torch.Tensor, torch.T
 
 
 def loss_of(model: nn.Module, step: int = 0) -> torch.Tensor:
-    """Mean squared error of a rank's batch."""
+    """Return the mean squared error of a rank's batch."""
     x, y = batch(step)
     return ((model(x).float() - y) ** 2).mean()
 
@@ -91,26 +91,26 @@ def train(model: nn.Module, optimizer, steps: range) -> list[float]:
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Whole gradients by name, after one backward pass."""
+    """Return whole gradients by name, after one backward pass."""
     model.zero_grad()
     loss_of(model).backward()
     return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def local_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """This rank's parts of gradients by name, after one backward pass."""
+    """Return this rank's parts of gradients by name, after one backward pass."""
     model.zero_grad()
     loss_of(model).backward()
     return {name: p.grad.to_local() for name, p in model.named_parameters()}
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a sharded tensor."""
+    """Return all of a sharded tensor."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters as this rank computes with them."""
+    """Return parameters as this rank computes with them."""
     shards = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in shards:
         module.unshard()
@@ -139,5 +139,5 @@ def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative L2 error."""
+    """Return the relative L2 error."""
     return ((got - expected).norm() / expected.norm()).item()

@@ -63,7 +63,7 @@ def tp_gradients() -> dict[str, torch.Tensor]:
 
 
 def pipeline_gradients() -> dict[str, torch.Tensor]:
-    """1F1B over four stages and four micro-batches; each rank has its own stage's gradients."""
+    """Return the gradients of this rank's own stage, by 1F1B over four stages and four micro-batches."""
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("pp",))
     rank = dist.get_rank()
     net = model()[rank]
@@ -82,7 +82,7 @@ def pipeline_gradients() -> dict[str, torch.Tensor]:
 
 
 def three_dimensional_gradients() -> dict[str, torch.Tensor]:
-    """FSDP2 over dp=2 of modules that are tensor-parallel over tp=2."""
+    """Return the gradients by FSDP2 over dp=2 of modules that are tensor-parallel over tp=2."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     net = tensor_parallel(model(), mesh["tp"])
     for block in net:
@@ -94,7 +94,7 @@ def three_dimensional_gradients() -> dict[str, torch.Tensor]:
 
 
 def assert_same_on_all_ranks(gradients: dict[str, torch.Tensor]) -> None:
-    """Replicas have the same bits."""
+    """Assert that replicas have the same bits."""
     for name, grad in gradients.items():
         everyone = [torch.empty_like(grad) for _ in range(dist.get_world_size())]
         dist.all_gather(everyone, grad.contiguous())
@@ -105,7 +105,7 @@ def assert_same_on_all_ranks(gradients: dict[str, torch.Tensor]) -> None:
 def assert_errors_within(
     gradients: dict[str, torch.Tensor], least: float, most: float, rows: int = 16
 ) -> None:
-    """Matrices were compressed (their error is at least ``least``), and are near all the same."""
+    """Assert that matrices were compressed (their error is at least ``least``), and are near all the same."""
     expected = reference_gradients(rows)
     for name, grad in gradients.items():
         if grad.dim() == 2:

@@ -13,7 +13,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def net(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
-    """Four parameters, the second and the fourth small."""
+    """Return four parameters, the second and the fourth small."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)).to(dtype)
 
@@ -23,7 +23,7 @@ def batch(rank: int, step: int, dtype: torch.dtype = torch.float64) -> torch.Ten
 
 
 def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
-    """A step of a loop that knows nothing of replicas."""
+    """Do a step of a loop that knows nothing of replicas."""
     optimizer.zero_grad()
     x = batch(rank, step, next(model.parameters()).dtype)
     (model(x) - x).square().mean().backward()
@@ -44,7 +44,7 @@ def values(model: nn.Module) -> Tensors:
 
 
 def agreed(context: hct.DiLoCo | hct.LocalSGD) -> Tensors:
-    """The global parameters."""
+    """Return the global parameters."""
     return context.state_dict()["globals"]
 
 
@@ -62,7 +62,7 @@ def assert_close(got: Tensors, expected: Tensors, tolerance: float) -> None:
 def rule(
     ranks: int, steps: int, every: int, parts: list[list[str]], delay: int, alpha: float
 ) -> list[Tensors]:
-    """Streaming DiLoCo by its formulas, all replicas in this process: their parameters, and the global ones last."""
+    """Run streaming DiLoCo by its formulas in this process; return all replicas' parameters, the global ones last."""
     models = [net() for _ in range(ranks)]
     optimizers = [adam(model) for model in models]
     whole, momentum = values(models[0]), {name: torch.zeros_like(p) for name, p in values(models[0]).items()}

@@ -30,7 +30,7 @@ def net(dtype: torch.dtype = torch.float64, seed: int = 0) -> Net:
 
 
 def batch(rank: int, step: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Two sequences of four vectors; on rank 2 none in each third step."""
+    """Return two sequences of four vectors; on rank 2 none in each third step."""
     x = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(100 * step + rank), dtype=dtype)
     return x[:0] if rank == 2 and step % 3 == 2 else x
 

@@ -1,4 +1,4 @@
-"""Run on several ranks: what two ways to run the same training have in common.
+"""Run on several ranks: compare ways to run the same training.
 
 Arguments: cases as JSON, each the name of a function below and the arguments of the runs that it compares. All have the
 same number of ranks.
@@ -31,11 +31,11 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run ended with on this rank: weights, losses and norms of the steps, statistics, and what is wrong.
+    """Result of a run on this rank: weights, losses and norms of the steps, statistics, and what is wrong.
 
     Attributes:
         compresses: whether its policy does.
-        axes: that messages go over, of more than one rank.
+        axes: axes that messages go over, of more than one rank.
     """
 
     compresses: bool
@@ -46,7 +46,7 @@ class Outcome:
     problems: list[str]
 
     def total(self, axis: str, what: str) -> int:
-        """Calls or bytes of one axis."""
+        """Return calls or bytes of one axis."""
         return sum(getattr(row, what) for row in self.rows if row.axis == axis)
 
 
@@ -57,19 +57,19 @@ def outcome(job, topology: Topology) -> Outcome:
         results += schedule.train(step, last=step in (0, STEPS - 1))
         hct.advance_step()
         if step == 0:
-            hct.reset_stats()  # of a few bytes by which PyTorch's pipelines get to know each other
+            hct.reset_stats()  # drop a few bytes by which PyTorch's pipelines get to know each other
     rows = hct.stats()
     model = schedule.run.model
     problems = differing(schedule.updater.parameters, model.split, model.apart, topology)
     weights = {name: p.detach().clone() for name, p in schedule.updater.parameters.items()}
     told = [(r.step, r.loss, r.norm) for r in results]
-    # Experts' is no field: it is as many ranks as divide both.
+    # The experts' axis is no field: it has as many ranks as divide both.
     axes = tuple(axis for axis in job.config.axes if getattr(job.config, axis, 2) > 1)
     return Outcome(job.policy.compresses, axes, weights, told, rows, problems)
 
 
 def differing(parameters, split, apart, topology: Topology) -> list[str]:
-    """Whether ranks that have the same parameters have them to the bit."""
+    """Return problems: parameters that ranks should have alike to the bit, and have not."""
     problems = []
     for axis in ("dp", "tp"):
         for name, mine in parameters.items():
@@ -118,7 +118,7 @@ def bits_are_equal(*runs: Outcome) -> list[str]:
 
 
 def recomputed_bits_are_equal(kept: Outcome, recomputed: Outcome) -> list[str]:
-    """The same, where more messages of tp are sent: a policy takes those for forward ones."""
+    """Check the same, where more messages of tp are sent: a policy takes those for forward ones."""
     calls = [run.total("tp", "calls") for run in (kept, recomputed)]
     if not kept.rows or calls[0] >= calls[1]:
         return [f"{calls} messages over tp"]

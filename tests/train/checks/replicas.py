@@ -113,7 +113,7 @@ def watch(schedule) -> Used:
 
 
 def check_used(problems, used: Used, config, topology: Topology) -> None:
-    """All workers that see a version have its bits, in both passes."""
+    """Check that all workers that see a version have its bits, in both passes."""
     everyone: list[Used | None] = [None] * config.dp
     dist.all_gather_object(everyone, dict(used), group=topology.group("dp"))
     seen: dict[tuple[int, int, bool], set[bytes]] = {}
@@ -127,7 +127,7 @@ def check_used(problems, used: Used, config, topology: Topology) -> None:
 
 
 def check_resumed(problems, checkpoint: Checkpoint, job, topology: Topology, whole, results) -> None:
-    """A run that goes on from the checkpoint ends with the bits of the one that made it.
+    """Check that a run that goes on from the checkpoint ends with the bits of the one that made it.
 
     Its schedule must be gone: its hook's memory belongs to the next one, as in a new process.
     """
@@ -148,7 +148,7 @@ def check_resumed(problems, checkpoint: Checkpoint, job, topology: Topology, who
 
 
 def tensors(schedule) -> dict[str, torch.Tensor]:
-    """What the optimizer updates, and what is made of it."""
+    """Return the parameters that the optimizer updates, and the whole ones that are made of them."""
     updater = schedule.updater
     found = {name: p.detach().clone() for name, p in updater.parameters.items()}
     return found | {f"whole {name}": p.detach().clone() for name, p in updater.whole.items()}

@@ -30,7 +30,7 @@ COMMON = (
     f"--lr 1e-2 --clip 0.5 --timeout 40 --data {Path(__file__)}"
 )
 RULES = {"2bw": "delayed", "cdp-v1": "delayed", "cdp-v2": "cdp-v2"}
-DRAINED = (2, 4)  # what follows these steps sees an empty pipeline, as before a checkpoint
+DRAINED = (2, 4)  # steps after which the pipeline is empty, as before a checkpoint
 DIFFERENT = 2  # after so many steps weights differ by rule
 SPLIT_DIM = {"qkv": 0, "up": 0, "out": 1, "down": 1}
 CLOSE = 1e-9  # fp64; a step moves weights by some 1e-2
@@ -88,7 +88,7 @@ def check(job, topology: Topology, reference, problems: list[str]) -> list[str]:
     peaks = schedule.peaks()
     wanted_peaks = {"weight_versions": versions(config, topology), "stashes": stashes(config, topology)}
     if config.shard == "stages":
-        # In use, on its way here, and on its way from here, of which the last one has none.
+        # Stages in use, on their way here, and on their way from here, of which the last replica has none.
         wanted_peaks["stages"] = 3 - (topology.dp == config.dp - 1)
         check_owner(problems, schedule, topology)
     if peaks != wanted_peaks:
@@ -97,7 +97,7 @@ def check(job, topology: Topology, reference, problems: list[str]) -> list[str]:
 
 
 def make_reference(job):
-    """The rule applied to all steps; and problems: another rule has to give other weights."""
+    """Apply the rule to all steps; return that, and problems: another rule has to give other weights."""
     config, shape, problems = job.config, ModelShape.of(job.identity), []
     rule = RULES.get(config.schedule, "fresh")
     batches = [
@@ -132,7 +132,7 @@ def versions(config, topology: Topology) -> int:
 
 
 def stashes(config, topology: Topology) -> int:
-    """Forward passes that wait for their backward pass at most, on this rank."""
+    """Return how many forward passes wait for their backward pass at most, on this rank."""
     m, left = config.micro_batches, config.pp - topology.pp
     if config.schedule == "interleaved":
         ahead = (config.virtual_stages - 1) * (m // max(1, m // config.pp)) + 2 * (left - 1)
@@ -147,7 +147,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def part(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.Tensor:
-    """What this rank updates of a tensor of the whole model."""
+    """Return the part that this rank updates of a tensor of the whole model."""
     mine = held(whole, name, schedule, topology)
     if name not in schedule.updater.whole:
         return mine
@@ -156,7 +156,7 @@ def part(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.
 
 
 def held(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.Tensor:
-    """What this rank computes with of a tensor of the whole model."""
+    """Return the part that this rank computes with of a tensor of the whole model."""
     if name in schedule.run.model.apart:
         return whole.chunk(topology.sizes["dp"])[topology.dp]
     if name not in schedule.run.model.split:
@@ -165,12 +165,12 @@ def held(whole: torch.Tensor, name: str, schedule, topology: Topology) -> torch.
 
 
 def original(name: str, config) -> str:
-    """What a parameter is called in the whole model."""
+    """Return a parameter's name in the whole model."""
     return "embed.tokens.weight" if config.tie_embeddings and name == "head.weight" else name
 
 
 def compare_copies(problems, schedule) -> None:
-    """Where an embedding is in several stages, its bits are the same."""
+    """Check that an embedding has the same bits in all stages that have it."""
     mine = schedule.updater.parameters
     copy = next(
         (mine[name].detach() for name in ("embed.tokens.weight", "head.weight") if name in mine), None
@@ -182,7 +182,7 @@ def compare_copies(problems, schedule) -> None:
 
 
 def check_shares(problems, schedule, topology: Topology) -> None:
-    """ZeRO: moments of a part of each parameter, and of nothing else; of all of it on all replicas."""
+    """Check ZeRO: moments of a part of each parameter, and of nothing else; of all of it on all replicas."""
     updater, ranks = schedule.updater, topology.sizes["dp"]
     mean = MEAN[schedule.run.config.optimizer]
     moments = {name: updater.optimizer.state[p][mean] for name, p in updater.parameters.items()}
@@ -199,7 +199,7 @@ def check_shares(problems, schedule, topology: Topology) -> None:
 
 
 def check_owner(problems, schedule, topology: Topology) -> None:
-    """Shared stages: this replica has moments of its stage alone, and no weights but its own between steps."""
+    """Check shared stages: this replica has moments of its stage alone, and no weights but its own between steps."""
     module = schedule.run.model.stages[topology.sizes["dp"] - 1 - topology.dp].plain
     names = {name for name, _ in module.named_parameters()}
     if set(schedule.updater.parameters) != names or len(schedule.updater.optimizer.state) != len(names):
@@ -238,7 +238,7 @@ def waits_for_norm(schedule, step: int, topology: Topology) -> bool:
 
 
 def taken_in_the_step(schedule, topology: Topology) -> set[str]:
-    """What a worker of cdp-v2 updates by a step's totals before it ends that step."""
+    """Return the parameters that a worker of cdp-v2 updates by a step's totals before it ends that step."""
     if schedule.run.config.schedule != "cdp-v2" or schedule.run.config.shard == "stages":
         return set()
     due = totals_due(topology.dp + 1, topology.sizes["dp"], at_once=True)

@@ -41,8 +41,8 @@ class Replicas:
     """Local SGD and streaming DiLoCo by their formulas, on the whole models of all replicas.
 
     Attributes:
-        whole: what they have agreed on.
-        models: each replica's.
+        whole: parameters that the replicas have agreed on.
+        models: model of each replica.
     """
 
     def __init__(self, config, shape, fragment_of: dict[str, int]) -> None:
@@ -97,7 +97,7 @@ class Replicas:
 
 
 class ElasticReplicas(Replicas):
-    """The same, where replicas have different numbers of micro-batches and count in a mean by what they trained on."""
+    """Replicas with different numbers of micro-batches, which count in a mean by what they trained on."""
 
     def __init__(self, config, shape, fragment_of: dict[str, int]) -> None:
         super().__init__(config, shape, fragment_of)
@@ -123,7 +123,7 @@ class ElasticReplicas(Replicas):
 
 
 def shares_of(config, step: int) -> tuple[int, ...]:
-    """The micro-batches of each replica from a step on, by its definition."""
+    """Return the micro-batches of each replica from a step on, by its definition."""
     sync = parse_sync(config.sync)
     if sync.shares:
         return tuple(map(int, sync.shares.split("-")))
@@ -163,7 +163,7 @@ class Gossiping:
 
     Attributes:
         whole: the mean of the replicas.
-        models: each replica's.
+        models: model of each replica.
     """
 
     def __init__(self, config, shape, factors: mixing.Factors) -> None:
@@ -200,7 +200,7 @@ class Gossiping:
 
 
 def make_rule(job, schedule):
-    """The rule of a case. Collective."""
+    """Make the rule of a case; collective."""
     told = [{}] * dist.get_world_size()
     config, shape, updater = job.config, ModelShape.of(job.identity), schedule.updater
     if not config.sync.startswith(("gossip", "event")):
