@@ -39,12 +39,12 @@ class Codec(abc.ABC):
     A subclass gives ``name``, ``wire_id`` and the abstract methods.
 
     Attributes:
-        name: what a spec string calls it.
+        name: name of the codec in spec strings.
         wire_id: the header's codec byte; also selects the decoder.
-        fixed_size: every message of n elements is exactly ``bound(n, dtype)`` bytes.
-        lossless: decode(encode(x)) == x bit for bit.
-        carries_values: a sparse codec may send its values through it (``values=``).
-        linear: it sums in the compressed domain (see :mod:`~hybridcomp.codecs.linear.base`).
+        fixed_size: whether every message of n elements is exactly ``bound(n, dtype)`` bytes.
+        lossless: whether decode(encode(x)) == x bit for bit.
+        carries_values: whether a sparse codec may send its values through it (``values=``).
+        linear: whether it sums in the compressed domain (see :mod:`~hybridcomp.codecs.linear.base`).
         seldom: parameters that the spec string leaves out while they have their defaults.
     """
 
@@ -90,8 +90,8 @@ class Codec(abc.ABC):
         """Write the sum of messages' values, added to zero in this order, to ``out``: as :meth:`decode_add_flat`.
 
         Args:
-            messages: opened, each with its header.
-            out: ``header.count`` float32 (float64 if the messages are).
+            messages: opened messages, each with its header.
+            out: array of ``header.count`` float32 (float64 if the messages are).
         """
         out.fill(0)
         for raw, header in messages:
@@ -122,7 +122,7 @@ class Codec(abc.ABC):
 
     @property
     def on_device(self) -> bool:
-        """Tell whether there are kernels for devices of this form of the codec, if there are for its name."""
+        """Tell whether this form of the codec has device kernels, given that its name has some."""
         return True
 
     @property
@@ -138,7 +138,7 @@ class Codec(abc.ABC):
         """Return the kernels' ``Encoder`` that writes this codec's messages of float arrays by itself, or None."""
         return None
 
-    # -- what it gets from that ----------------------------------------------------------------------
+    # -- what a subclass inherits --------------------------------------------------------------------
 
     def encode(self, x: Any, out: Any = None) -> Any:
         """Encode ``x``: any shape; fp32, fp64, fp16 or bf16; NumPy or CuPy array, or torch tensor.
@@ -159,7 +159,7 @@ class Codec(abc.ABC):
         """
         if out is not None and self.encoder is not None:
             size = self.encoder.encode_plain(x, out)
-            if size:  # nearly always; all that is unusual, or wrong, goes the long way
+            if size:  # nearly always; unusual or wrong arguments go the long way
                 return out[:size]
         src = arrays.flatten(x, device=True)
         reason = self.refuses(src)
@@ -212,10 +212,10 @@ class Codec(abc.ABC):
         """Write the values of opened messages (:func:`hybridcomp.wire.first_fault`) of this codec.
 
         Args:
-            messages: each of as many elements as its output.
+            messages: opened messages, each of as many elements as its output.
             outs: 1-D contiguous arrays of ``dtype.storage``.
-            dtype: of the outputs' elements.
-            stream: write past the caches where that is possible: for arrays that are not read soon, such as parts
+            dtype: dtype of the outputs' elements.
+            stream: whether to write past the caches where possible: for arrays that are not read soon, such as parts
                 of one that no cache holds.
 
         Raises:
@@ -224,7 +224,7 @@ class Codec(abc.ABC):
         done = 0
         if dtype.is_float:
             done = native.kernels().decode_many(list(messages), list(outs), dtype, stream)
-        for msg, out in zip(messages[done:], outs[done:], strict=True):  # elsewhere, or to say what is wrong
+        for msg, out in zip(messages[done:], outs[done:], strict=True):  # the rest; raises if malformed
             self.decode_flat(*steps.trimmed(msg, out.size), out, dtype)
 
     def sum_encode(
@@ -240,18 +240,18 @@ class Codec(abc.ABC):
     ) -> int:
         """Add opened messages to an array, divide, and encode the sum; where possible in one pass over memory.
 
-        Bit for bit: ``own`` in its accumulator's type, each message added in this order, divided by ``ranks`` in
-        that type, rounded to ``dtype``, encoded.
+        The message encodes, bit for bit, ``own`` in its accumulator's type, plus each message in this order, divided
+        by ``ranks`` in that type, rounded to ``dtype``.
 
         Args:
             own: the first addend, of a floating-point type.
-            messages: of any codecs, ``own.size`` elements and ``own.dtype``, or its accumulator's type.
-            ranks: what the sum is divided by: 1 for a sum.
-            dtype: of the message: the accumulator's type, or ``own``'s.
+            messages: opened messages of any codecs, ``own.size`` elements of ``own.dtype`` or its accumulator's type.
+            ranks: divisor of the sum: 1 for a plain sum.
+            dtype: dtype of the message: the accumulator's type, or ``own``'s.
             out: a buffer of at least ``bound(own.size, dtype)`` bytes.
-            result: where the values go that a receiver of the message decodes: ``own.size`` elements of
+            result: array for the values that a receiver of the message decodes: ``own.size`` elements of
                 ``own.dtype.storage``; may be ``own``'s memory.
-            stream: write ``result`` past the caches where that is possible.
+            stream: whether to write ``result`` past the caches where possible.
 
         Returns:
             The message's bytes.
@@ -293,8 +293,8 @@ class Codec(abc.ABC):
 
         Args:
             own, messages, ranks: as in :meth:`sum_encode`.
-            out: ``own.size`` elements of ``own.dtype.storage``; may be ``own``'s memory.
-            stream: write past the caches where that is possible.
+            out: array of ``own.size`` elements of ``own.dtype.storage``; may be ``own``'s memory.
+            stream: whether to write past the caches where possible.
 
         Raises:
             WireError: a malformed payload. Nothing has been written.
@@ -335,7 +335,7 @@ class Codec(abc.ABC):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (type(self), self.params)  # what is cached cannot be copied
+        return _remake, (type(self), self.params)  # cached values cannot be copied
 
     def __repr__(self) -> str:
         args = ", ".join(f"{k}={v!r}" for k, v in self.params.items())

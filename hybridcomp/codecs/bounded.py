@@ -1,13 +1,12 @@
 """``bounded``: an error-bounded codec: no element is ever off by more than a bound.
 
 Error-bounded compression with quantization and fixed-length blocks, as in cuSZp (Huang et al., "cuSZp: An
-Ultra-fast GPU Error-bounded Lossy Compression Framework", SC'23) and SZx (Yu et al., HPDC'22). Of each block of
-64 elements the integers q = rint(x / step) are kept, as so many bit planes as the largest needs; or, where that
-saves two planes or more, the differences of neighbours, after the first integer (smooth data; looked at if the
-first 16 elements' differences would save as much). ``step`` is a little less than twice the bound (the power of
-two below for fp16 and bf16). The encoder computes what the
-decoder will: a block of which any element would be off by more than the bound, or is not finite, or is too large
-for its integer (of 22 bits, 30 for float64), is kept bit for bit.
+Ultra-fast GPU Error-bounded Lossy Compression Framework", SC'23) and SZx (Yu et al., HPDC'22). Each block of 64
+elements keeps the integers q = rint(x / step), as so many bit planes as the largest needs; or, where that saves
+two planes or more, the differences of neighbours, after the first integer (smooth data; looked at if the first 16
+elements' differences would save as much). ``step`` is a little less than twice the bound (the power of two below
+for fp16 and bf16). The encoder computes what the decoder will: a block with any element that would be off by more
+than the bound, or is not finite, or is too large for its integer (of 22 bits, 30 for float64), is kept bit for bit.
 
 The bound is that of the values in the message's own type, and holds in wider types too. Decoding to a shorter type
 adds that type's rounding; ``decode_add`` adds that of the sum. A bound below 2^-100 (2^-900 for float64) keeps
@@ -29,7 +28,7 @@ The last block's planes count missing elements as equal to the last one.
 Two other coders take the same integers one by one, and keep single elements bit for bit, after "Accelerating
 Communication in Deep Learning Recommendation Model Training with Dual-Level Adaptive Lossy Compression" (Feng et al.,
 SC'24, arXiv:2407.04272). In their payloads the two uint32 are the elements of a row and 1 (``lz``), or 32,768 and 2
-(``huffman``); what follows, :file:`kernels/codecs/bounded/rows.cpp` and :file:`huffman.hpp` say.
+(``huffman``); :file:`kernels/codecs/bounded/rows.cpp` and :file:`huffman.hpp` document the bytes that follow.
 
 *   ``coder=lz``: a row of ``vector`` elements, an embedding, that equals one of the last 255 distinct rows is sent as
     one byte; others as integers of as many bits as the row needs.
@@ -59,14 +58,14 @@ _CHUNK = 32768
 
 @register
 class BoundedCodec(KernelCodec):
-    """Error-bounded compression: give one of the two bounds.
+    """Codec with an error bound: one of ``rel`` and ``abs``.
 
     Args:
         rel: bound as a share of the range (largest minus smallest) of the finite values; 0.001 unless ``abs``
             is given.
         abs: bound in the values' own unit.
-        coder: of the integers: ``planes`` of bits in blocks, ``lz`` of rows, or ``huffman``.
-        vector: elements of a row of ``lz``, from 1 to 1024; 16 unless given. Only with it.
+        coder: coder of the integers: ``planes`` of bits in blocks, ``lz`` of rows, or ``huffman``.
+        vector: elements of a row of ``lz``, from 1 to 1024; 16 unless given. Only with ``lz``.
     """
 
     name = "bounded"
@@ -106,12 +105,12 @@ class BoundedCodec(KernelCodec):
 
     @property
     def coder(self) -> str:
-        """Return what codes the integers: ``planes``, ``lz`` or ``huffman``."""
+        """Return the coder of the integers: ``planes``, ``lz`` or ``huffman``."""
         return self._coder
 
     @property
     def vector(self) -> int | None:
-        """Return the elements of a row of ``lz``; None of the other coders."""
+        """Return the elements of a row of ``lz``; None for the other coders."""
         return self._vector
 
     @property

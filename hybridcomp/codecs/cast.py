@@ -12,7 +12,10 @@ from hybridcomp.wire import HEADER_BYTES
 
 
 class _CastCodec(KernelCodec):
-    """Payload: the elements in another type, little-endian. float64 is rounded once, not by way of float32."""
+    """Base of the codecs that cast elements to another type.
+
+    The payload is the elements, little-endian. float64 is rounded once, not by way of float32.
+    """
 
     carries_values = True
 

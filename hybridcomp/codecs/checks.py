@@ -8,7 +8,7 @@ from hybridcomp import native, wire
 from hybridcomp.errors import WireError
 
 _FREE_BYTES = 1 << 30
-_MOST_TIMES = 256  # a message's own bytes
+_MOST_TIMES = 256  # times a message's own bytes
 
 
 def status(code: int, codec: str) -> None:
@@ -23,8 +23,8 @@ def expansion(header: wire.Header, max_bytes: int | None) -> None:
     Sparse, low-rank and lossless messages of some bytes may claim any number of elements.
 
     Args:
-        header: of the message, for which there is no buffer yet.
-        max_bytes: of its values; None: 1 GiB, or 256 times the message's bytes where that is more.
+        header: header of the message, for which there is no buffer yet.
+        max_bytes: most bytes of its values; None: 1 GiB, or 256 times the message's bytes where that is more.
     """
     size, message = header.count * header.dtype.itemsize, wire.HEADER_BYTES + header.payload
     allowed = max(_FREE_BYTES, _MOST_TIMES * message) if max_bytes is None else max_bytes

@@ -26,10 +26,10 @@ def decode_by_id(
 
 
 def check_head(header: wire.Header, head: bytes) -> None:
-    """Raise WireError for what a message's header and its payload's first bytes tell, as ``check_payload`` does.
+    """Raise WireError for faults in a message's header and its payload's first bytes, as ``check_payload`` does.
 
     Args:
-        header: of a message of a :class:`KernelCodec`.
+        header: header of a message of a :class:`KernelCodec`.
         head: the payload's first 32 bytes, or more, or all of them if they are fewer.
     """
     cls = codec_for(header)

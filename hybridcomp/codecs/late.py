@@ -11,7 +11,7 @@ from typing import Any
 def device_codecs(module: str = "") -> Any:
     """Return :mod:`hybridcomp.codecs.device`, or the module of that name in it, loaded at the first call.
 
-    By name and late: an array in device memory is what shows that it is needed, and its drivers are made of the codecs
-    that ask for it here.
+    The import is by name and late: only an array in device memory shows that the package is needed, and its drivers
+    import the codecs that ask for it here.
     """
     return importlib.import_module(f"hybridcomp.codecs.device{module and '.' + module}")

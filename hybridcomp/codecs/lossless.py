@@ -39,9 +39,9 @@ from hybridcomp.wire import HEADER_BYTES
 CHUNK = 1 << 17  # words
 MAX_LEVEL = 22
 _HUFFMAN = 0  # in place of a level: no search for repeated strings
-TRIAL_CHUNKS = 16  # between two trials
-_TRIAL_SHARE, _LEAST_TRIAL = 4, 1 << 12  # of a plane, and bytes at least
-_WORTH = 0.98  # of the Huffman-coded size: what the search must reach to be used
+TRIAL_CHUNKS = 16  # chunks between two trials
+_TRIAL_SHARE, _LEAST_TRIAL = 4, 1 << 12  # a trial takes one in so many bytes of a plane, and so many at least
+_WORTH = 0.98  # share of the Huffman-coded size that the search must reach to be used
 _RAW, _ZSTD = 0, 1
 _KIND_SHIFT = 24
 _SIZE_MASK = (1 << _KIND_SHIFT) - 1
@@ -52,7 +52,7 @@ _local = threading.local()  # zstd's contexts serve one thread at a time
 
 @register
 class LosslessCodec(Codec):
-    """Byte planes and zstd: exact for every dtype.
+    """Codec of byte planes and zstd: exact for every dtype.
 
     Args:
         level: zstd's compression level, from 1 to 22: how hard it searches for repeated strings.
@@ -84,7 +84,7 @@ class LosslessCodec(Codec):
         table = np.empty(plane_count(src.size, src.dtype), "<u4")
         data = arrays.byte_view(src.data)
         scratch = np.empty((width, min(CHUNK, data.size // width)), np.uint8)
-        levels: list[int | None] = [None] * width  # of each plane, since the last trial
+        levels: list[int | None] = [None] * width  # level of each plane, since the last trial
         at = HEADER_BYTES + table.nbytes
         for i, start in enumerate(range(0, data.size, CHUNK * width)):
             if i % TRIAL_CHUNKS == 0:
@@ -128,7 +128,7 @@ class LosslessCodec(Codec):
         return at
 
     def frame(self, plane: ByteArray, levels: list[int | None], k: int) -> bytes:
-        """Compress a plane, plane ``k`` of its chunk; ``levels`` holds what the trial found of each."""
+        """Compress a plane, plane ``k`` of its chunk; ``levels`` holds the level that the trial chose for each."""
         level = levels[k]
         if level is None:
             level = levels[k] = self._trial(plane)
@@ -182,7 +182,7 @@ def plane_count(n: int, dtype: DType) -> int:
 
 
 def _open(msg: ByteArray, header: wire.Header) -> npt.NDArray[np.uint32]:
-    """Check a message's table of planes, and what zstd's frames say of themselves; return the table."""
+    """Check a message's table of planes, and the headers of its zstd frames; return the table."""
     check_table_bytes(header)
     table = np.frombuffer(msg, "<u4", plane_count(header.count, header.dtype), HEADER_BYTES)
     kinds, sizes, whole, begins = read_table(table, header)
@@ -204,9 +204,9 @@ class Table(NamedTuple):
 
     Attributes:
         kinds: 0 for the bytes themselves, 1 for a zstd frame.
-        sizes: bytes in the message.
+        sizes: bytes of the plane in the message.
         whole: bytes of the plane itself.
-        begins: where in the payload it begins.
+        begins: offset of the plane in the payload.
     """
 
     kinds: npt.NDArray[Any]
@@ -219,7 +219,7 @@ def read_table(table: npt.NDArray[np.uint32], header: wire.Header) -> Table:
     """Check a message's table.
 
     Raises:
-        WireError: a kind or a size that there cannot be, or sizes that do not make the payload.
+        WireError: an impossible kind or size, or sizes that do not add up to the payload.
     """
     planes, nbytes = table.size, header.count * header.dtype.itemsize
     kinds, sizes = table >> _KIND_SHIFT, table & _SIZE_MASK
@@ -287,10 +287,10 @@ def decompressed(frame: ByteArray, size: int) -> bytes:
 def _zstandard() -> Any:
     """Load the zstandard library, on first use.
 
-    Python's: no package that pip finds has libzstd with its headers, for the kernels to call.
+    It is Python's: no package that pip finds has libzstd with its headers, for the kernels to call.
 
     Raises:
-        NativeUnavailableError: it is not installed.
+        NativeUnavailableError: the library is not installed.
     """
     try:
         return importlib.import_module("zstandard")
@@ -325,7 +325,7 @@ def _compressor(level: int) -> Any:
 
 
 def _decompressor() -> Any:
-    """Return this thread's context."""
+    """Return this thread's context for decompression."""
     if not hasattr(_local, "decompressor"):
         _local.decompressor = _zstandard().ZstdDecompressor()
     return _local.decompressor

@@ -7,7 +7,7 @@ The element formats are those of OCP's "8-bit Floating Point Specification (OFP8
     becomes x * (largest number / largest magnitude), rounded to nearest even.
 *   ``mxfp8``, ``mxfp4``: blocks of 32; the scale is 2^(floor(log2(largest magnitude)) - e), with e the exponent
     of the format's largest number (8, 15 and 2), stored as E8M0: a byte s for 2^(s - 127). An element becomes
-    x / scale, rounded to nearest even; what is then beyond the largest number becomes the largest number.
+    x / scale, rounded to nearest even; a result beyond the largest number becomes the largest number.
 
 An element decodes to its number times the scale, in float32. Doubles are rounded to float32 first. A block that
 holds NaN, infinity or a magnitude beyond float32 decodes to NaN throughout (its scale is NaN: 255 in E8M0); a
@@ -35,7 +35,7 @@ MX_BLOCK = 32
 
 
 class _MinifloatCodec(KernelCodec):
-    """The codec that the three formats share: the layout, and everything but the parameters."""
+    """Base class of the three formats: the layout, and everything but the parameters."""
 
     bits: ClassVar[int] = 8
     mx: ClassVar[bool]
@@ -58,7 +58,7 @@ def _format8(value: Any) -> str:
 
 @register
 class Float8Codec(_MinifloatCodec):
-    """8 bits an element: relative L2 error about 2.6 % (E4M3) or 5.1 % (E5M2) on Gaussian data.
+    """Codec of 8-bit floats: relative L2 error about 2.6 % (E4M3) or 5.1 % (E5M2) on Gaussian data.
 
     Args:
         format: ``"e4m3"``, the more precise, or ``"e5m2"``, the wider.

@@ -5,7 +5,7 @@ Cluster 2015. It shrinks smooth data, and leaves noise as it is: random mantissa
 drop.
 
 Elements are words of 2, 4 or 8 bytes (complex ones two; of 1-byte types four make one word), and 1,024 words
-a chunk, coded apart from all others. All arithmetic is on unsigned integers, modulo the words' size:
+make a chunk, coded apart from all others. All arithmetic is on unsigned integers, modulo the words' size:
 
 1. LNVs: from each word the one ``lag`` places back is subtracted; before the chunk there are zeros. A last
    chunk is filled up with zeros.
@@ -40,7 +40,7 @@ class MPCCodec(KernelCodec):
     """MPC: exact for every dtype.
 
     Args:
-        lag: how many words back the predicting word is, from 1 to 32: as many as repeat in turn.
+        lag: distance to the predicting word, in words, from 1 to 32: as many as repeat in turn.
     """
 
     name = "mpc"

@@ -13,7 +13,7 @@ from hybridcomp.wire import HEADER_BYTES
 
 @register
 class NoneCodec(KernelCodec):
-    """No compression. Payload: the elements, little-endian."""
+    """Codec without compression. Payload: the elements, little-endian."""
 
     name = "none"
     wire_id = 0

@@ -46,10 +46,10 @@ class _BlockCodec(KernelCodec):
     Args:
         block: elements that share a scale; a multiple of 8 from 8 to 65536.
         rounding: ``nearest`` or ``stochastic``.
-        seed: of the random numbers, from 0 to 2^63 - 1. Ranks whose errors should average out take different
+        seed: seed of the random numbers, from 0 to 2^63 - 1. Ranks whose errors should average out take different
             ones.
-        symmetric: without offsets.
-        hadamard: transform blocks first; ``block`` must then be a power of two up to 2048.
+        symmetric: whether blocks have a scale alone, without an offset.
+        hadamard: whether to transform blocks first; ``block`` must then be a power of two up to 2048.
     """
 
     bits: ClassVar[int]

@@ -17,7 +17,7 @@ from hybridcomp.codecs.late import device_codecs
 from hybridcomp.codecs.table import by_name, codec_for, names
 from hybridcomp.errors import UnknownCodecError
 
-FIRST = ""  # where parse_spec puts a parameter without a name
+FIRST = ""  # key under which parse_spec puts a parameter without a name
 
 
 def get_codec(spec: str | Codec, **params: Any) -> Codec:
@@ -28,7 +28,7 @@ def get_codec(spec: str | Codec, **params: Any) -> Codec:
         params: parameters by name; they win over those in the string.
 
     Raises:
-        UnknownCodecError: no codec of that name.
+        UnknownCodecError: no codec has that name.
         ValueError: an unknown parameter, or a value out of its range.
     """
     if isinstance(spec, Codec):
@@ -65,7 +65,7 @@ def decode(msg: Any, out: Any = None, *, max_bytes: int | None = None) -> Any:
         msg: 1-D uint8 array, tensor or bytes. One in device memory is decoded there.
         out: optional contiguous array or tensor of the message's element count; float messages decode into
             any float dtype.
-        max_bytes: that the values may take where ``out`` is not given; None is 1 GiB, or 256 times the message's bytes
+        max_bytes: most bytes of the values where ``out`` is not given; None is 1 GiB, or 256 times the message's bytes
             where that is more: a sparse or low-rank message of some bytes may claim any number of elements.
 
     Returns:

@@ -14,7 +14,7 @@ from hybridcomp.errors import WireError
 
 
 def trimmed(msg: ByteArray, n: int) -> tuple[ByteArray, wire.Header]:
-    """Return an opened message without what follows it, and its header.
+    """Return an opened message without the bytes after it, and its header.
 
     Raises:
         WireError: it is not a message of ``n`` elements.

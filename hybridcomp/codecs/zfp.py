@@ -2,10 +2,10 @@
 
 Lindstrom, "Fixed-Rate Compressed Floating-Point Arrays" (2014), and zfp's documentation of its algorithm. Four
 values share an exponent; their integers are decorrelated by a lifting transform, written in base -2 and coded
-bit plane by bit plane until the block's bits are full. The ``zfpy`` library decodes the streams, and what it
-writes decodes here: see :meth:`ZfpCodec.stream` and :meth:`ZfpCodec.from_stream`.
+bit plane by bit plane until the block's bits are full. The ``zfpy`` library decodes the streams, and its own
+streams decode here: see :meth:`ZfpCodec.stream` and :meth:`ZfpCodec.from_stream`.
 
-Two things are ours. A block that holds NaN or infinity, for which zfp has no rule, decodes to infinity, in zfp
+Two rules are ours. A block that holds NaN or infinity, for which zfp has no rule, decodes to infinity, in zfp
 too. A block whose values are all below 2^-98 (2^-962 for float64) overflows the scale that zfp computes and makes
 it write other numbers; here its integers are exact. The decoder gives zfp's values throughout.
 
@@ -31,14 +31,14 @@ from hybridcomp.wire import HEADER_BYTES
 
 _PREFIX_BYTES = 8
 _BLOCK = 4
-_LEAST_BITS = {DType.FLOAT64: 14}  # of a block, so that infinity fits; 11 for the other types
+_LEAST_BITS = {DType.FLOAT64: 14}  # least bits of a block, so that infinity fits; 11 for the other types
 _MOST_BITS = {DType.FLOAT64: 256}  # 128 for the other types
 _LEAST, _MOST = 2.75, 64
 
 
 @register
 class ZfpCodec(KernelCodec):
-    """Fixed-rate zfp.
+    """Codec of fixed-rate zfp streams.
 
     Args:
         rate: bits a value, 2.75 to 64, rounded to a quarter as zfp does. At most 32 unless the values are
@@ -51,7 +51,7 @@ class ZfpCodec(KernelCodec):
 
     def __init__(self, rate: float = 8) -> None:
         number = isinstance(rate, int | float) and not isinstance(rate, bool)
-        if not number or not _LEAST <= rate <= _MOST:  # NaN is not
+        if not number or not _LEAST <= rate <= _MOST:  # NaN fails this, too
             raise ValueError(f"rate must be a number of bits from {_LEAST} to {_MOST}, not {rate!r}")
         self._bits = math.floor(_BLOCK * rate + 0.5)
 
@@ -84,7 +84,7 @@ class ZfpCodec(KernelCodec):
         float64 message; it needs at least one element).
 
         Raises:
-            WireError: damaged, or a message of another codec or rate.
+            WireError: the message is damaged, or of another codec or rate.
         """
         raw, header = wire.open_message(msg)
         self._check_mine(header)
@@ -96,8 +96,8 @@ class ZfpCodec(KernelCodec):
 
         Args:
             stream: the stream: bytes, or a 1-D uint8 array.
-            n: elements, all of one dimension.
-            dtype: float64 for a stream of doubles; another floating-point type says what it decodes to.
+            n: number of elements, all of one dimension.
+            dtype: float64 for a stream of doubles; else the floating-point type that the message decodes to.
 
         Raises:
             ValueError: this codec cannot carry that dtype, or the stream is not as long as ``n`` elements make it.

@@ -1,4 +1,4 @@
-"""Adapt what tensors of torch's are sent by: make an :class:`.Adaptation` of a policy's rule, and show it gradients."""
+"""Adapt the codecs of torch's tensors: make an :class:`.Adaptation` of a policy's rule, and show it gradients."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hybridcomp.torch.memory import Arrays
 
 
 class Decided(NamedTuple):
-    """A decision about what is sent.
+    """A decision on the codec of messages.
 
     Attributes:
-        axis, op: of the messages.
-        step: of training, from which on it holds.
-        codec: the spec of what carries them.
-        name: of the tensor that it is about; ``""`` for all.
-        why: in a few words.
+        axis, op: mesh axis and operation of the messages.
+        step: step of training from which on it holds.
+        codec: spec of the codec that carries them.
+        name: name of the tensor that it is about; ``""`` for all.
+        why: reason, in a few words.
     """
 
     axis: str
@@ -39,9 +39,9 @@ class Adapting:
     """The choices of one axis and operation: of the policy, its decider, or its rule's adaptation.
 
     Args:
-        policy: of all ranks.
-        axis, op: what is sent.
-        comm: of the ranks.
+        policy: policy of all ranks.
+        axis, op: mesh axis and operation of the messages.
+        comm: communicator of the ranks.
     """
 
     def __init__(self, policy: Policy, axis: str, op: str, comm: OperationStarter[Any]) -> None:
@@ -63,7 +63,7 @@ class Adapting:
             _living.add(self)
 
     def decisions(self) -> list[Decided]:
-        """Return what was decided up to now."""
+        """Return the decisions up to now."""
         history = [] if self._adaptation is None else self._adaptation.history()
         return [Decided(self._axis, self._op, *decision) for decision in history]
 
@@ -82,13 +82,13 @@ class Adapting:
     def observe(
         self, name: str, values: torch.Tensor, feedback: ErrorFeedback, key: str | None = None
     ) -> None:
-        """Show what a message is about to carry.
+        """Show the adaptation the values that a message is about to carry.
 
         Args:
-            name: of the tensor.
+            name: name of the tensor.
             values: [n], on any device.
-            feedback: has the residual that is added to them.
-            key: that it is kept under; None for ``name``.
+            feedback: error feedback that has the residual added to them.
+            key: key of the residual; None for ``name``.
         """
         assert self._adaptation is not None
         where = self._adaptation.sample(values.numel())
@@ -104,7 +104,7 @@ class Adapting:
         """Load the arrays that :meth:`memory` returned.
 
         Raises:
-            ValueError: they are of something else.
+            ValueError: the arrays belong to another adaptation.
         """
         if self._adaptation is not None:
             self._adaptation.load_memory(arrays)
@@ -114,7 +114,5 @@ _living: weakref.WeakSet[Adapting] = weakref.WeakSet()
 
 
 def decisions() -> list[Decided]:
-    """Return what rules with ``adapt`` have decided in this process, in the order of steps; the same on all ranks of a
-    group.
-    """
+    """Return the decisions of rules with ``adapt`` in this process, by step; the same on all ranks of a group."""
     return sorted((one for each in list(_living) for one in each.decisions()), key=lambda one: one.step)

@@ -20,7 +20,7 @@ def pack(
     step: int,
     decisions: Arrays | None = None,
 ) -> Arrays:
-    """Return residuals, PowerSGD's factors, the step and what was decided, to be saved."""
+    """Return residuals, PowerSGD's factors, the step and decisions, to be saved."""
     saved = {f"residual/{key}": array for key, array in feedback.state_dict().items()}
     saved |= {f"factor/{name}": array.copy() for name, array in factors.items()}
     saved |= {f"decided/{name}": array for name, array in (decisions or {}).items()}
@@ -30,7 +30,7 @@ def pack(
 def unpack(
     arrays: Arrays, feedback: ErrorFeedback, factors: dict[str, npt.NDArray[Any]]
 ) -> tuple[int, Arrays]:
-    """Replace residuals and factors by those that :func:`pack` gave; return the step, and what was decided."""
+    """Replace residuals and factors by those that :func:`pack` gave; return the step and the decisions."""
     parts: dict[str, Arrays] = {"residual": {}, "factor": {}, "decided": {}, STEP: {}}
     for key, array in arrays.items():
         kind, _, name = key.partition("/")

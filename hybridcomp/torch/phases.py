@@ -1,9 +1,9 @@
 """Tell whether a message belongs to the forward or to the backward pass.
 
-Collectives: what starts in a thread that runs autograd's backward pass is backward. Sends of a pipeline start outside
+A collective that starts in a thread that runs autograd's backward pass is backward. Sends of a pipeline start outside
 of it, whatever they carry, and their direction says nothing where a rank has several stages. So the stages of
-``torch.distributed.pipelining`` say it themselves: they make sends of activations and sends of gradients in two
-methods, which are wrapped here. A program with a pipeline of its own says it by :func:`in_phase`.
+``torch.distributed.pipelining`` tell it themselves: they make sends of activations and sends of gradients in two
+methods, which are wrapped here. A program with a pipeline of its own tells it by :func:`in_phase`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hybridcomp.policy import PHASES, Place, place
 
 _METHODS = {"get_fwd_send_ops": "forward", "get_bwd_send_ops": "backward"}
 
-_task = torch._C._current_graph_task_id  # of autograd's backward pass in this thread; -1 outside
+_task = torch._C._current_graph_task_id  # id of autograd's backward pass in this thread; -1 outside
 _said = threading.local()
 _sent: Any = WeakIdKeyDictionary()  # phases and places of tensors that are about to be sent
 
 
 @contextmanager
 def in_phase(name: str) -> Iterator[None]:
-    """Set the pass to which all that this thread sends inside belongs, for policies that tell passes apart.
+    """Set the pass of all messages that this thread sends inside, for policies that tell passes apart.
 
     Args:
         name: ``"forward"`` or ``"backward"``.
@@ -73,9 +73,9 @@ def about_send(tensor: torch.Tensor, *, up: bool) -> tuple[str, Place]:
     """Return phase and place of a point-to-point message, as set when it was made or else as they are now.
 
     Args:
-        tensor: as the program sends it.
-        up: whether it goes to a higher rank: what nobody says anything about is taken for a pipeline of one stage to
-            a rank, where activations go up and gradients down.
+        tensor: tensor as the program sends it.
+        up: whether it goes to a higher rank: a message whose phase nothing has set is taken for one of a pipeline with
+            one stage a rank, where activations go up and gradients down.
     """
     found: tuple[str, Place] | None = _sent.pop(tensor, None)
     if found is not None:

@@ -1,8 +1,8 @@
 """Mark ranges in torch's profiler: of each call of a process group, from its start to its end.
 
-One has the name that torch's own backends give theirs, ``hybridcomp:all_reduce``, and the shapes of the tensors that go
-in. For every operation of the communicator that the call makes, usually one, there is another that says what the
-policy chose: ``hybridcomp all_reduce axis=dp codec=int8:block=128 bytes=4194304``, with the bytes of the caller's
+One range has the name that torch's own backends give theirs, ``hybridcomp:all_reduce``, and the shapes of the input
+tensors. For every operation of the communicator that the call makes, usually one, there is another that names the
+policy's choice: ``hybridcomp all_reduce axis=dp codec=int8:block=128 bytes=4194304``, with the bytes of the caller's
 buffer.
 """
 
@@ -29,11 +29,11 @@ class Range:
     """The ranges of one call: ``with Range(...) as mark: work = start()``; then :meth:`end` and :meth:`join`."""
 
     def __init__(self, op: str, tensors: Sequence[torch.Tensor]) -> None:
-        """Prepare them.
+        """Prepare the ranges.
 
         Args:
             op: the call's name, such as ``all_reduce``.
-            tensors: what goes in.
+            tensors: inputs of the call.
         """
         self._op, self._tensors = op, tensors
         self._ended: Future[Any] = Future()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def local_of(parameter: Tensor) -> Tensor:
-    """Return a parameter's values on this rank, without autograd: of a DTensor its local part."""
+    """Return a parameter's values on this rank, without autograd: for a DTensor, its local part."""
     values = parameter.detach()
     return values.to_local() if hasattr(values, "to_local") else values
 

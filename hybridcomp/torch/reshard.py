@@ -16,15 +16,15 @@ State = Mapping[str, torch.Tensor]
 def reshard_state(states: Sequence[State], ranks: int) -> list[dict[str, torch.Tensor]]:
     """Reshard the states that :func:`hybridcomp.torch.state_dict` returned on some ranks to another number of ranks.
 
-    What error feedback has not sent yet is the sum over all ranks, and stays so: new rank r goes on with the sum of
-    what old ranks r, r + ranks, ... had kept; see :mod:`.resharding` for each form. PowerSGD's factors, counts of steps
-    and decisions are the same on all ranks. References of FSDP2's differences are dropped: the first parameters are
-    sent uncompressed again.
+    The sum of all ranks' residuals is what error feedback still has to send, and does not change: new rank r goes on
+    with the sum of the residuals of old ranks r, r + ranks, ...; see :mod:`.resharding` for each form. PowerSGD's
+    factors, counts of steps and decisions are the same on all ranks. References of FSDP2's differences are dropped: the
+    first parameters are sent uncompressed again.
 
     Args:
-        states: of all ranks of one data-parallel group, in their order. Ranks that hold different parts of the model
-            (of a tensor-parallel group, of a pipeline) are resharded apart.
-        ranks: of the new group.
+        states: states of all ranks of one data-parallel group, in their order. Ranks that hold different parts of the
+            model (of a tensor-parallel group, of a pipeline) are resharded apart.
+        ranks: number of ranks of the new group.
 
     Returns:
         A state for each new rank, for :func:`hybridcomp.torch.load_state_dict`.
@@ -62,7 +62,7 @@ def _shared(parts: Sequence[Arrays], owner: str) -> Arrays:
             elif kind == STEP:
                 shared[key] = np.maximum(shared.get(key, array), array)
             elif kind == "decided":
-                if not key.endswith("/figures"):  # of one rank, and of that step
+                if not key.endswith("/figures"):  # these are one rank's, for that step
                     shared.setdefault(key, array)
             elif kind == "ranks":
                 shared[key] = np.zeros_like(array)  # for any number of them

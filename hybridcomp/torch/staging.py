@@ -67,7 +67,7 @@ def source(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
 
     Args:
         tensor: any shape, strides, dtype and device; not sparse.
-        dtype: to convert it to; None keeps its own.
+        dtype: dtype to convert it to; None keeps its own.
 
     Returns:
         A tensor of the same shape, or flat bytes for a dtype that messages do not name.
@@ -84,8 +84,8 @@ class Target:
     """Contiguous memory that an operation writes, and the tensor that gets its values.
 
     Attributes:
-        data: what to hand to the communicator: the tensor itself where that is possible.
-        staged: it is other memory, whose values the tensor gets by :meth:`commit`.
+        data: buffer to hand to the communicator: the tensor itself where possible.
+        staged: whether it is other memory, whose values the tensor gets by :meth:`commit`.
     """
 
     def __init__(self, tensor: torch.Tensor, *, load: bool = False, dtype: torch.dtype | None = None) -> None:
@@ -93,8 +93,8 @@ class Target:
 
         Args:
             tensor: any shape, strides, dtype and device; not sparse.
-            load: the operation also reads it (a reduction in place, a broadcast's root).
-            dtype: of the memory; None is the tensor's own.
+            load: whether the operation also reads it (a reduction in place, a broadcast's root).
+            dtype: dtype of the memory; None is the tensor's own.
         """
         self._tensor = _dense(tensor)
         dtype = dtype or tensor.dtype

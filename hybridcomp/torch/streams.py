@@ -29,10 +29,10 @@ class CallerStreams:
             yield
 
     def mark(self) -> None:
-        """Remember what has been put on them up to now."""
+        """Record events behind all work that has been put on them up to now."""
         self._events = [(stream.device, stream.record_event()) for stream in self._streams]
 
     def join(self) -> None:
-        """Make the current streams of this thread wait for what was marked; the host does not wait."""
+        """Make the current streams of this thread wait for the marked work; the host does not wait."""
         for device, event in self._events:
             torch.cuda.current_stream(device).wait_event(event)

@@ -29,16 +29,16 @@ class ScalarWriter(Protocol):
 
 
 class StatsWriter:
-    """A writer of what this rank sent, per axis, operation and codec.
+    """A writer of this rank's statistics of messages, per axis, operation and codec.
 
-    Tags are ``hybridcomp/AXIS/OPERATION/CODEC/WHAT``; what is counted is per training step since the last time:
+    Tags are ``hybridcomp/AXIS/OPERATION/CODEC/WHAT``; counts are per training step since the last time:
 
-    *   ``wire_bytes``, ``uncompressed_bytes``: sent, and what would have been;
-    *   ``ratio``: of the two;
+    *   ``wire_bytes``, ``uncompressed_bytes``: bytes sent, and bytes that would have been sent uncompressed;
+    *   ``ratio``: uncompressed bytes over sent bytes;
     *   ``encode_ms``, ``wire_ms``, ``decode_ms``: milliseconds.
 
-    With ``residuals``, ``hybridcomp/residual_norm/MEMBER/KEY`` is the Euclidean norm of what error feedback still owes
-    (under ``ef21``, ``estimate_norm``: of what the receivers take for this rank's data).
+    With ``residuals``, ``hybridcomp/residual_norm/MEMBER/KEY`` is the Euclidean norm of the residual of error feedback
+    (under ``ef21``, ``estimate_norm``: of the receivers' estimate of this rank's data).
 
     .. code-block:: python
 
@@ -61,9 +61,9 @@ class StatsWriter:
 
         Args:
             writer: a ``SummaryWriter`` or anything with its ``add_scalar``; or a folder, for which one is made.
-            prefix: of all tags.
+            prefix: prefix of all tags.
             start_step: the step that the first :meth:`log` counts from.
-            residuals: write norms of error feedback's memory, which is copied for it.
+            residuals: whether to write norms of error feedback's memory, which is copied for it.
 
         Raises:
             ConfigError: TensorBoard is not installed, and ``writer`` is a folder.
@@ -86,13 +86,13 @@ class StatsWriter:
         self._before = registry.total()
 
     def log(self, step: int) -> None:
-        """Write what came since the last time, by step: averages of the steps since then.
+        """Write the statistics since the last time: averages over the steps since then.
 
         Args:
-            step: of training, that has ended.
+            step: step of training that has ended.
 
         Raises:
-            ValueError: it is before the last one.
+            ValueError: the step is before the last one.
         """
         if step < self._step:
             raise ValueError(f"step {step} is before the last one, {self._step}")

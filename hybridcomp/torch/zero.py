@@ -26,7 +26,7 @@ def broadcast_override() -> Choice | None:
 
 
 def install() -> None:
-    """Wrap what broadcasts, in the step and in the hook that overlaps it with DDP, when a program imports it.
+    """Wrap the functions that broadcast, in the step and in the hook that overlaps it with DDP, when they are imported.
 
     Both are torch's own business; where a version has none of these names, its broadcasts follow the policy.
     """

@@ -1,7 +1,7 @@
 """Codecs of device arrays: the same messages, byte for byte, by the kernels of :file:`kernels/cuda`.
 
-One :class:`~.driver.Driver` for each codec, which says what to launch; :mod:`.messages` is what they share. What has
-the name of a module here is imported from where it is: loading the module would replace it.
+A :class:`~.driver.Driver` for each codec says what to launch; :mod:`.messages` holds the code they share. An object
+with the name of a module here is imported from its own module: loading the module of that name would replace it.
 """
 
 from hybridcomp.codecs.device.driver import Driver, driver_of, suffix

@@ -20,7 +20,7 @@ THREADS, FEW_THREADS = 256, 128
 WAVES = 1024  # blocks of a grid for each multiprocessor: a thread seldom strides
 _TILE = 2048  # elements of a block of threads that transforms
 _LONG = 2048  # blocks over this length are encoded by a block of threads each
-_LONGEST_LANES = 1024  # of the fast encoder
+_LONGEST_LANES = 1024  # longest block of the fast encoder
 _PEERS = 16  # messages that are added at once
 
 
@@ -29,10 +29,10 @@ class Form:
     """The format on which encoder and decoder must agree; a payload's prefix.
 
     Attributes:
-        bits: of an integer: 8, 4 or 2.
+        bits: bits of an integer: 8, 4 or 2.
         block: elements that share a scale.
-        flags: of :data:`AFFINE`, :data:`HADAMARD` and, for encoders, :data:`STOCHASTIC`.
-        seed: of the random numbers.
+        flags: any of :data:`AFFINE`, :data:`HADAMARD` and, for encoders, :data:`STOCHASTIC`.
+        seed: seed of the random numbers.
     """
 
     bits: int
@@ -77,7 +77,7 @@ class Form:
     def encoder(self) -> tuple[str, int, int]:
         """Return the kernel that encodes plain elements.
 
-        Its name less the dtype, and the elements and threads of a thread block.
+        The result is its name less the dtype, and the elements and threads of a thread block.
         """
         if self.flags & HADAMARD:
             return "encode_hadamard", _TILE, THREADS
@@ -90,7 +90,7 @@ class Form:
         return "encode_any", 8 * THREADS, THREADS
 
     def feedback_encoder(self, dtype: DType) -> tuple[str, int, int]:
-        """Return the kernel that encodes with error feedback, as :meth:`encoder` does that for plain elements."""
+        """Return the kernel that encodes with error feedback, as :meth:`encoder` returns that for plain elements."""
         if self.fast and self.block <= _LONGEST_LANES and dtype is not DType.FLOAT64:
             quads = 8 if self.block == _LONGEST_LANES else 4
             return f"feedback_q{quads}", 4 * quads * FEW_THREADS, FEW_THREADS
@@ -145,18 +145,18 @@ def encode_feedback(
     payload: DeviceArray,
     queue: Queue,
 ) -> int:
-    """Write the payload of ``src`` and a residual, and what it loses; return its bytes.
+    """Write the payload of ``src`` plus a residual, and the new residual; return the payload's bytes.
 
     Args:
-        form: a plain one: without flags.
-        src: elements.
-        dtype: theirs.
-        state: where the residual is.
-        start: the first of its elements that is added.
-        fresh: where what is lost goes.
-        bad: a word of the device, set if that is not finite.
-        payload: of the message, which is of ``dtype.accumulator``.
-        queue: where to launch.
+        form: a plain form, without flags.
+        src: elements to encode.
+        dtype: dtype of ``src``.
+        state: slot of the residual.
+        start: index of the residual's first element that is added.
+        fresh: memory for the new residual, the error of the payload.
+        bad: word on the device, set if the new residual is not finite.
+        payload: payload of the message, whose dtype is ``dtype.accumulator``.
+        queue: queue to launch on.
     """
     kernel, each, threads = form.feedback_encoder(dtype)
     scales = payload[form.prefix_bytes :]
@@ -196,15 +196,15 @@ def encode_average(
     """Encode as :func:`encode_feedback` does, for ``loco``; return None where there is no kernel for it.
 
     Args:
-        form: a plain one.
-        src: elements.
-        dtype: theirs.
+        form: a plain form, without flags.
+        src: elements to encode.
+        dtype: dtype of ``src``.
         state: scales and integers of the moving average, blocks of 128.
-        fresh: where what becomes of them goes.
+        fresh: memory for the new scales and integers.
         beta: the bits of beta and of 1 - beta.
-        bad: a word of the device, set if the state is not finite.
-        payload: of the message.
-        queue: where to launch.
+        bad: word on the device, set if the state is not finite.
+        payload: payload of the message.
+        queue: queue to launch on.
     """
     if not form.fast or form.block > 128 or dtype is DType.FLOAT64:
         return None

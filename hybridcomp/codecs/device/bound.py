@@ -16,7 +16,7 @@ from hybridcomp.errors import CudaUnavailableError
 from hybridcomp.wire import HEADER_BYTES, Header
 
 _THREADS = 256
-_CODER = slice(12, 16)  # of a payload of ``bounded``; zeros: planes
+_CODER = slice(12, 16)  # the coder in a payload of ``bounded``; zeros: planes
 _NO_KERNELS = (
     "'bounded' has kernels for coder=planes alone: encode and decode other coders' messages in host memory"
 )
@@ -113,7 +113,7 @@ class BoundedDriver(Driver):
             ranges = queue.blocks(n, _THREADS * 16)
             lows, highs = queue.array(ranges, np.int64), queue.array(ranges, np.int64)
             queue.launch("bounded", f"bounded_range_{name}", ranges, _THREADS, src, n, lows, highs)
-            error = codec.rel if ranges else 0.0  # of no values there is no range
+            error = codec.rel if ranges else 0.0  # no values have no range
         (bits,) = struct.unpack("<Q", struct.pack("<d", error))
         queue.launch("bounded", "bounded_prefix", 1, _THREADS, payload, bits, int(dtype), lows, highs, ranges)
         stride = self.chunk * dtype.itemsize

@@ -52,10 +52,8 @@ HOLDERS = frozenset({16, 17, 18})
 class Driver(abc.ABC):
     """The driver of one codec on a device: it launches the codec's kernels.
 
-    Stateless.
-
-    Payloads begin at an address divisible by 16; arrays of elements at a multiple of their size. Nothing here waits for
-    the device, except where a method says so.
+    Drivers are stateless. Payloads begin at an address divisible by 16; arrays of elements at a multiple of their size.
+    Nothing here waits for the device, except where a method says so.
     """
 
     @abc.abstractmethod
@@ -69,11 +67,11 @@ class Driver(abc.ABC):
         """Write the payload of ``src``, which has ``src.size`` elements of ``dtype``.
 
         Args:
-            codec: with its parameters.
+            codec: codec with its parameters.
             src: the elements, in ``dtype.storage``.
-            dtype: their type.
-            payload: room for ``codec.bound`` less the header.
-            queue: where to launch.
+            dtype: dtype of the elements.
+            payload: buffer for ``codec.bound`` bytes less the header.
+            queue: queue to launch on.
 
         Returns:
             Bytes of the payload; or, where only the device knows them, one uint64 of its memory.
@@ -95,7 +93,7 @@ class Driver(abc.ABC):
         """Raise WireError unless the payload's length and prefix fit the header's count: as on the host.
 
         Args:
-            header: of the message; its CRC is checked on the device, in the order of the queue.
+            header: header of the message; its CRC is checked on the device, in the order of the queue.
             head: the first 128 bytes of the payload, or all of them if they are fewer; then, for the codecs of
                 :data:`HOLDERS`, the first 160 bytes of the message inside, with zeros after its end.
         """
@@ -129,16 +127,16 @@ class Driver(abc.ABC):
     ) -> None:
         """Add the values of checked messages, all of this driver's codec, to ``acc`` in their order.
 
-        The same bits as :meth:`decode` with ``add`` for one after the other, in fewer passes where there are kernels
-        for it.
+        Gives the same bits as :meth:`decode` with ``add`` for one after the other, in fewer passes where there are
+        kernels for it.
 
         Args:
-            headers: of the messages; all have ``acc.size`` elements.
+            headers: headers of the messages; all have ``acc.size`` elements.
             heads: the first bytes of their payloads.
-            payloads: one for each.
-            acc: float32 (float64) of ``dtype``.
+            payloads: payloads of the messages.
+            acc: array to add to, float32 or float64 as ``dtype``.
             dtype: the accumulator of the messages' own types.
-            queue: where to launch.
+            queue: queue to launch on.
         """
         for header, head, payload in zip(headers, heads, payloads, strict=True):
             self.decode(header, head, payload, acc, dtype, True, queue)
@@ -151,7 +149,7 @@ class Driver(abc.ABC):
         return None
 
     def on_host(self, head: bytes) -> bool:
-        """Tell whether a payload that begins so is of a form that has no kernels, and is decoded in host memory."""
+        """Tell whether a payload with this beginning has no kernels for its form, and is decoded in host memory."""
         return False
 
     def finds_faults(self) -> bool:
@@ -169,7 +167,7 @@ def driver_of(wire_id: int) -> Driver:
     """Return the driver of a codec.
 
     Raises:
-        CudaUnavailableError: that codec has none.
+        CudaUnavailableError: the codec has no driver.
     """
     if wire_id not in _DRIVERS:
         raise CudaUnavailableError(f"the codec of wire id {wire_id} takes no device arrays")

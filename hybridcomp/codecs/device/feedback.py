@@ -24,8 +24,8 @@ from hybridcomp.wire import HEADER_BYTES
 if TYPE_CHECKING:
     from hybridcomp.codecs.feedback.error_feedback import ErrorFeedback, Key
 
-_STATE = block.Form(8, memories.STATE_CODEC.block)  # of loco's state
-# What memories launch beside the codec's own.
+_STATE = block.Form(8, memories.STATE_CODEC.block)  # format of loco's state
+# Modules of kernels that memories launch beside the codec's own.
 MODULES = (MODULE, _STATE.module)
 
 
@@ -33,7 +33,7 @@ class EstimateMemory(DeviceMemory):
     """The memory of ``ef21`` on a device.
 
     Attributes:
-        sent: g.
+        sent: g, the estimate of this rank's array.
         total: the sum of all ranks' g, or of the other ranks' in the span that this rank owns; None until needed.
         known: the estimate of a reduction's result; None until needed.
     """
@@ -46,7 +46,7 @@ class EstimateMemory(DeviceMemory):
         self.sent = self._zeros(queue)
         self.total: DeviceArray | None = None
         self.known: DeviceArray | None = None
-        # By span: what `sent` will be, and whether that is not finite; by owned span: what `total` will be.
+        # The next `sent` of each span, and whether it is not finite; the next `total` of each owned span.
         self._waiting: dict[tuple[int, int], tuple[DeviceArray, DeviceArray]] = {}
         self._summed: dict[tuple[int, int], DeviceArray] = {}
         self._own: Flat | None = None
@@ -71,7 +71,7 @@ class EstimateMemory(DeviceMemory):
         if self.total is None:
             self.total = self._zeros(queue)
         mine, total, found = self.sent[span], self.total[span], queue.zeros(4)
-        # If other ranks owned this before, the sum has what this rank sent then.
+        # If another rank owned this span before, the sum holds the estimate that this rank sent then.
         self._run(queue, self._of("look"), mine.size, mine, mine.size, found)
         self._run(queue, self._of("take_out"), mine.size, total, mine, mine.size, found)
         self._own = data
@@ -246,7 +246,7 @@ class MomentumMemory(DeviceMemory):
     """The memory of ``dgc`` on a device.
 
     Attributes:
-        velocity: u.
+        velocity: u, the velocity.
         sum: v, what has not been sent yet.
     """
 
@@ -289,7 +289,7 @@ class MomentumMemory(DeviceMemory):
         encoded = self._write(codec, total, total.shape, out, queue)
         n, bad, mine = total.size, queue.zeros(4), self.sum[span]
         lost = self._decoded(codec, encoded, n, queue)
-        # What was lost, then what v becomes with it: neither is kept if it is not finite.
+        # Compute the message's error, then v with it added: neither is kept if it is not finite.
         self._run(queue, self._of("lose"), n, total, lost, lost, None, n, self._number(ranks), bad)
         self._add(queue, self._flat(mine), lost, lost, bad=bad)
         self._commit(mine, lost, queue, bad)

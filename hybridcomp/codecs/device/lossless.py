@@ -1,10 +1,9 @@
 """``lossless`` on a device: planes split and joined there, zstd by nvCOMP or, without it, by the host.
 
 The host's zstd writes the CPU codec's bytes. nvCOMP is another encoder: its messages decode to the same values, and
-are not the same bytes; the codec's level means nothing to it. Which planes are compressed is decided alike.
+are not the same bytes; the codec's level means nothing to it. The choice of planes to compress is the same.
 
-Encoding and decoding wait for the device: zstd's sizes decide what comes next, and both libraries are the host's to
-call.
+Encoding and decoding wait for the device: zstd's sizes decide what comes next, and the host calls both libraries.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class LosslessDriver(Driver):
         )  # fmt: skip
         _copy(queue, moves, count, min(words, CHUNK))
         if on_device:
-            queue.runtime.synchronize(queue.stream)  # nvCOMP frees its frames in no order of ours
+            queue.runtime.synchronize(queue.stream)  # nvCOMP frees its frames without the queue's order
         del held
         return length
 
@@ -111,7 +110,7 @@ class LosslessDriver(Driver):
         held: list[DeviceArray] = []
         if framed.size:
             if queue.read(queue.status)[0]:
-                return  # a damaged message: its frames are nobody's to decompress
+                return  # a damaged message: its frames must not be decompressed
             held = _contents(queue, pointers[framed], table.sizes[framed], table.whole[framed], framed)
             pointers[framed] = [array.ptr for array in held]
         add_here = add and dtype is kind.accumulator
@@ -123,7 +122,7 @@ class LosslessDriver(Driver):
         rotate = int(lossless.rotates(kind))
         queue.launch("planes", name, blocks, _THREADS, planes, words, rotate, target, queue.status)
         if held and nvcomp.decompresses(queue.runtime):
-            queue.runtime.synchronize(queue.stream)  # nvCOMP frees what it wrote in no order of ours
+            queue.runtime.synchronize(queue.stream)  # nvCOMP frees its planes without the queue's order
         if target is not out:
             convert(queue, target, kind, out, dtype, header.count, add=add)
 
@@ -140,7 +139,7 @@ def _host_frames(
     width: int,
     frames: _Numbers,
 ) -> DeviceArray:
-    """Compress planes by the host's zstd, as the CPU's codec does; return where they are, and fill ``frames``."""
+    """Compress planes by the host's zstd, as the CPU's codec does; return their buffer, and fill ``frames``."""
     packed, slots = _gathered(queue, begins, sizes)
     host = queue.read(packed)
     levels: list[int | None] = []
@@ -205,13 +204,13 @@ def _contents(
 
 
 def _slots(sizes: _Numbers) -> _Numbers:
-    """Return the offsets of runs of such sizes, one after the other at aligned places."""
+    """Return the aligned offsets of runs of these sizes, one after the other."""
     rounded = -(-sizes.astype(np.int64) // _ALIGNMENT) * _ALIGNMENT
     return (np.cumsum(rounded) - rounded).astype(np.uint64)
 
 
 def _gathered(queue: Queue, begins: _Numbers, sizes: _Numbers) -> tuple[DeviceArray, _Numbers]:
-    """Copy runs of bytes to one buffer; return it, and the address at which each begins."""
+    """Copy runs of bytes to one buffer; return it, and the offset in it at which each begins."""
     slots = _slots(sizes)
     if not sizes.size:
         return queue.empty(0), slots
@@ -222,7 +221,7 @@ def _gathered(queue: Queue, begins: _Numbers, sizes: _Numbers) -> tuple[DeviceAr
 
 
 def _copy(queue: Queue, moves: DeviceArray, count: int, longest: int) -> None:
-    """Start to copy ``count`` runs of bytes: ``moves`` is from where, to where, how many of each."""
+    """Start to copy ``count`` runs of bytes: ``moves`` has all sources, then all targets, then all sizes."""
     blocks = queue.blocks(count * -(-longest // _TILE), _WARPS)
     queue.launch("planes", "planes_copy", blocks, _THREADS, moves, count, longest, None)
 

@@ -1,7 +1,7 @@
 """Hold the error-feedback state of one key on a device, as :mod:`hybridcomp.codecs.feedback.memory` does on the host.
 
-The same messages and the same states, bit for bit. Whether a step was finite only the device knows: kernels set a word,
-and others leave the state as it was if it is set. Only codecs whose messages have any length are waited for.
+Messages and states are the same, bit for bit. Only the device knows whether a step was finite: kernels set a word if
+not, and others then leave the state as it was. The host waits only for codecs whose messages vary in length.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class DeviceMemory(abc.ABC):
     they launch. All queues of a memory must be in order: one stream, or several that wait for each other.
 
     Attributes:
-        form: with its parameters.
-        n: elements.
-        kind: float32, or float64 for float64 data: of all that is computed here.
-        steps: how often :meth:`begin` was called.
+        form: form of feedback, with its parameters.
+        n: number of elements.
+        kind: dtype of all that is computed here: float32, or float64 for float64 data.
+        steps: number of calls of :meth:`begin`.
         tracks: whether the receiver adds messages to what it has (:meth:`result`), rather than take them.
     """
 
@@ -74,17 +74,17 @@ class DeviceMemory(abc.ABC):
     def encode(
         self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice | None = None
     ) -> Encoded:
-        """Start to encode corrected data and keep what that lost.
+        """Start to encode corrected data and keep the error of the message.
 
         Args:
-            codec: for the message, which is of :attr:`kind`.
-            data: of any floating-point dtype; not changed.
-            out: at least ``codec.bound(data.size, kind)`` bytes.
-            queue: in whose order.
+            codec: codec of the message, whose dtype is :attr:`kind`.
+            data: array of any floating-point dtype; not changed.
+            out: buffer of at least ``codec.bound(data.size, kind)`` bytes.
+            queue: queue to launch on.
             span: where ``data`` lies in the array; None is all of it.
 
         Raises:
-            CodecMismatchError: the codec cannot carry it.
+            CodecMismatchError: the codec cannot carry the data.
         """
         span = slice(0, self.n) if span is None else span
         encoded = self._encode_fused(codec, data, out, queue, span)
@@ -129,7 +129,7 @@ class DeviceMemory(abc.ABC):
         return encoded
 
     def result(self, values: DeviceArray, queue: Queue, span: slice) -> None:
-        """Make the result of what a message of :meth:`encode_sum` decodes to, in place, where :attr:`tracks`."""
+        """Turn the decoded values of an :meth:`encode_sum` message into the result, in place, where :attr:`tracks`."""
         raise NotImplementedError(f"messages of {self.name} are results")
 
     # -- saving --------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class DeviceMemory(abc.ABC):
 
     @abc.abstractmethod
     def load(self, memory: Any, queue: Queue) -> None:
-        """Load the state of the host's memory of this form, of the same size and kind. Waits."""
+        """Load the state of the host's memory of this form, of the same size and kind; waits for the device."""
 
     def drop(self) -> None:
         """Release the memory, which is not used any more."""
@@ -185,7 +185,7 @@ class DeviceMemory(abc.ABC):
         bad: DeviceArray | None = None,
         subtract: bool = False,
     ) -> None:
-        """Compute ``out = data + state``, or with a minus; ``start`` is the first element of a slot's that counts."""
+        """Compute ``out = data + state``, or with a minus; ``start`` is the first element of a slot to add."""
         name = f"{'subtract' if subtract else 'add'}_{suffix(data.dtype)}"
         where = (None, state.word) if isinstance(state, Slot) else (state, None)
         self._run(queue, name, data.size, data.data, data.size, *where, start, out, bad)

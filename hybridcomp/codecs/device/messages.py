@@ -17,12 +17,12 @@ from hybridcomp.device import ALIGNMENT, DeviceArray, Queue, Runtime
 from hybridcomp.errors import CodecMismatchError, WireError
 from hybridcomp.wire import HEADER_BYTES, Header
 
-HEAD_BYTES = 160  # of a message that the host sees; kHeadBytes of message.cu
+HEAD_BYTES = 160  # first bytes of a message, which the host sees; kHeadBytes of message.cu
 PAYLOAD_HEAD = HEAD_BYTES - HEADER_BYTES
 OPENED_BYTES = 8 + 2 * HEAD_BYTES
 _THREADS = 256
 _ROW = 4096  # bytes that a block of the CRC's kernel reads at a time
-_DAMAGED = 1  # kOpenedDamaged of message.cu; a length that does not fit, wire.peek sees
+_DAMAGED = 1  # kOpenedDamaged of message.cu; wire.peek sees a length that does not fit
 _work: dict[tuple[int, int], DeviceArray] = {}
 
 
@@ -31,9 +31,9 @@ class Encoded:
     """A message being written.
 
     Attributes:
-        buffer: where; it may be longer than the message.
+        buffer: memory of the message; may be longer than it.
         size: the message's bytes, if the host knows them.
-        total: else one uint64 on the device that will hold them.
+        total: otherwise one uint64 on the device that will hold the message's bytes.
     """
 
     buffer: DeviceArray
@@ -55,10 +55,10 @@ def encode_into(codec: Codec, src: Flat, out: DeviceArray, queue: Queue) -> Enco
     """Start to encode a device array.
 
     Args:
-        codec: which can carry it.
-        src: of ``queue.runtime``'s memory.
-        out: at least ``codec.bound(src.size, src.dtype)`` bytes.
-        queue: in whose order; nothing waits for it.
+        codec: codec that can carry ``src``.
+        src: array in ``queue.runtime``'s memory.
+        out: buffer of at least ``codec.bound(src.size, src.dtype)`` bytes.
+        queue: queue to launch on; nothing waits for it.
     """
     data = aligned(queue, src.data, src.dtype.component_bytes)
     room = codec.bound(src.size, src.dtype)
@@ -82,7 +82,7 @@ def seal(
     payload: int | DeviceArray,
     queue: Queue,
 ) -> Encoded:
-    """Write the header before a payload of so many bytes, which lies at ``buffer[32:]``."""
+    """Write the header of a payload of ``payload`` bytes, which lies at ``buffer[32:]``."""
     known = isinstance(payload, int)
     total = None if known else queue.array(1, np.uint64)
     size = payload if isinstance(payload, int) else buffer.size - HEADER_BYTES
@@ -196,8 +196,8 @@ def decode_opened(
     """Start to decode a message whose header the host has seen, to ``header.count`` elements of ``dtype``.
 
     Raises:
-        WireError: what the header and the payload's first bytes tell. What only the device sees sets ``queue.status``;
-            :func:`check_status` looks.
+        WireError: a fault in the header or the payload's first bytes. Faults that only the device sees set
+            ``queue.status``, which :func:`check_status` reads.
     """
     driver = driver_of(header.codec)
     driver.check(header, head)
@@ -253,7 +253,7 @@ def _open(msg: Any, mine: Any) -> tuple[Queue, DeviceArray, Header, bytes]:
     queue = Queue(runtime, runtime.current_stream(msg))
     raw = aligned(queue, flat.data, ALIGNMENT)
     header, head = read_opened(queue, raw, open_message(queue, raw))
-    codec_for(header)  # an unknown one is a WireError
+    codec_for(header)  # raises WireError for an unknown codec
     if mine is not None:
         mine(header)
     return queue, raw, header, head

@@ -20,7 +20,7 @@ class PlainMemory(DeviceMemory):
     """The memory of ``ef`` on a device.
 
     Attributes:
-        state: where the error is.
+        state: slot of the error.
     """
 
     name = "ef"
@@ -86,7 +86,7 @@ class AcceleratedMemory(PlainMemory):
     """The memory of ``ef-sgdm`` on a device.
 
     Attributes:
-        velocity: u.
+        velocity: u, the velocity.
     """
 
     name = "ef-sgdm"
@@ -100,7 +100,7 @@ class AcceleratedMemory(PlainMemory):
     def _accelerate(
         self, data: Flat, queue: Queue, span: slice, bad: DeviceArray | None = None
     ) -> tuple[DeviceArray, DeviceArray]:
-        """Return data with momentum, and what the velocity will be; set ``bad`` if that is not finite."""
+        """Return data with momentum, and the next velocity; set ``bad`` if that is not finite."""
         n, step, moved = data.size, self._array(data.size, queue), self._array(data.size, queue)
         kernel, momentum = f"accelerate_{suffix(data.dtype)}", self._number(self._momentum)
         self._run(queue, kernel, n, data.data, self.velocity[span], moved, step, n, momentum, bad)
@@ -117,7 +117,7 @@ class AcceleratedMemory(PlainMemory):
         self._moved = None
 
     def _take_over(self, fresh: Slot | DeviceArray, queue: Queue, span: slice) -> None:
-        if self._moved is not None:  # it is no sum, whose velocity would be none
+        if self._moved is not None:  # not for a sum, which has no velocity
             self._commit(self.velocity[span], self._moved, queue, self._bad)
         super()._take_over(fresh, queue, span)
 

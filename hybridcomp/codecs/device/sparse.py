@@ -2,7 +2,7 @@
 
 A warp takes a tile of 1,024 elements. One pass over the tensor, the filter, writes the candidates of each tile to
 the tile's slot; the steps after it read the slots, and the tensor again only where a slot was too small or a sample
-misled. What one launch finds out, the next one reads on the device (``Search`` of :file:`sparse/sparse.cuh`).
+misled. Each launch leaves its findings on the device for the next one (``Search`` of :file:`sparse/sparse.cuh`).
 The host waits only where another codec takes values whose number depends on the data (``threshold``, ``sidco``): for
 that number.
 """
@@ -32,9 +32,9 @@ _TILE = 1024
 _THREADS = 256
 _TILES_PER_GRID_BLOCK = _THREADS // 32
 _BINS = 2048 + 1
-_SEARCH_WORDS, _COUNT, _BYTES = 25, 11, 13  # of Search
+_SEARCH_WORDS, _COUNT, _BYTES = 25, 11, 13  # number of words of Search, and the indices of two
 _SEARCHES = {16: 2, 32: 3, 64: 6}  # steps that find any key of so many bits
-_MOST_ROOM = 768  # of a tile; where more would be taken the tensor is read again
+_MOST_ROOM = 768  # elements of a tile's slot; where more would be taken the tensor is read again
 _SAMPLE = 16384
 _GROUP = 32  # neighbours of a sample
 
@@ -48,9 +48,9 @@ class _Selection:
 
     Args:
         src: the tensor.
-        dtype: its type.
-        share: of the elements that are expected to be candidates.
-        queue: where to launch.
+        dtype: dtype of the tensor.
+        share: share of the elements that are expected to be candidates.
+        queue: queue to launch on.
     """
 
     def __init__(self, src: DeviceArray, dtype: DType, share: float, queue: Queue) -> None:
@@ -78,7 +78,7 @@ class _Selection:
     def launch(
         self, module: str, kernel: str, *args: int | DeviceArray | None, blocks: int | None = None
     ) -> None:
-        """Start a kernel that looks at tiles; with a warp for each eight unless ``blocks`` says how many."""
+        """Start a kernel that reads tiles, with a warp for each eight of them unless ``blocks`` gives the grid."""
         if blocks is None:
             blocks = max(1, self.queue.blocks(self.tiles, 8 * _TILES_PER_GRID_BLOCK))
         tiles = (self.src, self.n, *self._slots, self.state)
@@ -93,7 +93,7 @@ class _Selection:
         self.launch("sparse_select", kernel, *args, blocks=blocks)
 
     def search(self, *, zeros: bool) -> None:
-        """Find the key that the last steps left to be found, if they did."""
+        """Find the limiting key if the steps before left it to be found."""
         for _ in range(_SEARCHES[self.bits]):
             self.launch("sparse_select", "search", self.histogram, int(zeros))
 
@@ -268,7 +268,7 @@ class SIDCoDriver(_SparseDriver):
         least = 0 if stages else k - k // 5
         goal = (k, least, most)
         queue.launch("sparse_fit", "sparse_begin", 1, 32, state, *goal, stages, int(dtype))
-        if n and not stages:  # three stages do nearly always
+        if n and not stages:  # three stages nearly always suffice
             for grid in (None, None, None, 1):
                 selection.launch("sparse_fit", "refine", *goal, int(dtype), blocks=grid)
         selection.search(zeros=False)

@@ -1,6 +1,6 @@
 """States of error feedback that are renewed by an exchange of addresses.
 
-A kernel writes what becomes of a state to another array of its size. Only the device knows whether that may be kept
+A kernel writes the next value of a state to another array of its size. Only the device knows whether that may be kept
 (it must be finite), and the host does not wait for it: so a state's address is in device memory, in a :class:`Slot`,
 and a kernel exchanges it with that of a spare. Spares are shared by all states of one size: there is one more array
 than states, not twice as many.
@@ -25,7 +25,7 @@ class Slot:
 
     Attributes:
         word: one uint64 of the device.
-        nbytes: of the state.
+        nbytes: bytes of the state.
     """
 
     def __init__(self, nbytes: int, queue: Queue) -> None:
@@ -53,10 +53,10 @@ class Slot:
 
 
 class Slots:
-    """All slots of a set of states, by device and size. Memory goes when this does."""
+    """All slots of a set of states, by device and size. Their memory is freed with this object."""
 
     def __init__(self) -> None:
-        self._all: list[Slot] = []  # keeps every array alive: who has which, only the device knows
+        self._all: list[Slot] = []  # keeps every array alive: only the device knows which slot has which
         self._free: dict[tuple[int, int], list[Slot]] = defaultdict(list)
         self._spare: dict[tuple[int, int, int], Slot] = {}
 

@@ -11,7 +11,7 @@ from hybridcomp.wire import Header
 _PREFIX_BYTES = 8
 _PEERS = 8  # kMostPeers
 _THREADS = 256
-_ELEMENTS = 256  # of a warp at a time: kSumChunk
+_ELEMENTS = 256  # elements of a warp at a time: kSumChunk
 _WAVES = 16  # more blocks than fit at once: those that end early make room for others
 
 

@@ -1,4 +1,4 @@
-"""Error feedback: correct what a lossy codec encodes by the error of its earlier messages.
+"""Error feedback: correct the input of a lossy codec by the error of its earlier messages.
 
 The forms are in :mod:`.memories` and :mod:`.estimates`; here they are kept by key, saved and loaded.
 """
@@ -39,7 +39,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 MEMORIES: dict[str, type[Memory]] = {
     cls.name: cls for cls in (PlainMemory, EstimateMemory, AverageMemory, MomentumMemory, AcceleratedMemory)
 }
-_FORM, _STEPS = "form", "steps"  # what a state says of a key beside its arrays
+_FORM, _STEPS = "form", "steps"  # entries of a key in a state beside its arrays
 
 
 class ErrorFeedback:
@@ -49,9 +49,9 @@ class ErrorFeedback:
     or dtype under a key changes.
 
     Args:
-        codec: what :meth:`encode` encodes with, a codec or its spec; None if only memories are used.
+        codec: codec of :meth:`encode`, or its spec; None if only memories are used.
         form: ``"ef"``, ``"ef21"``, ``"loco"``, ``"dgc"`` or ``"ef-sgdm"``, or a spec with its parameters
-            (``"loco:beta=0.9"``). None: :meth:`memory` says which, key by key.
+            (``"loco:beta=0.9"``). None: callers of :meth:`memory` give it, key by key.
         options: the form's parameters: ``beta`` (0.8) and ``reset_steps`` (1024) of ``loco``, ``momentum`` (0.9)
             of ``dgc`` and ``ef-sgdm``.
 
@@ -77,9 +77,9 @@ class ErrorFeedback:
 
         Args:
             key: a tuple of str and int.
-            n: elements.
-            dtype: of the data; the memory has its accumulator's dtype.
-            form: of this key, where this object was made without one.
+            n: number of elements.
+            dtype: dtype of the data; the memory has its accumulator's dtype.
+            form: form of feedback for this key, where this object was made without one.
 
         Raises:
             ValueError: no form is known, or the key's memory (loaded, say) is of another form.
@@ -100,9 +100,9 @@ class ErrorFeedback:
         """Begin a step of several keys, whose arrays one operation carries; return their memories as one.
 
         Args:
-            keys: at least one.
-            sizes: elements of each.
-            dtype, form: as of :meth:`memory`.
+            keys: keys of the arrays; at least one.
+            sizes: number of elements of each array.
+            dtype, form: as for :meth:`memory`.
 
         Raises:
             ValueError: as :meth:`memory`.
@@ -126,10 +126,10 @@ class ErrorFeedback:
 
         Args:
             key: a tuple of str and int.
-            n: elements.
-            dtype: of the data.
-            queue: of the device.
-            form: of this key, where this object was made without one.
+            n: number of elements.
+            dtype: dtype of the data.
+            queue: queue of the device.
+            form: form of feedback for this key, where this object was made without one.
 
         Raises:
             ValueError: as :meth:`memory`.
@@ -176,14 +176,14 @@ class ErrorFeedback:
 
         Args:
             key: a tuple of str and int.
-            n: elements.
-            dtype: of the data; the residual has its accumulator's dtype.
+            n: number of elements.
+            dtype: dtype of the data; the residual has its accumulator's dtype.
 
         Returns:
             1-D float32 or float64 of ``n`` elements, until the next :meth:`encode` under the key.
 
         Raises:
-            ValueError: the form is another.
+            ValueError: the form is neither of these.
         """
         memory = self.memory(key, n, dtype, "ef" if self.form is None else None)
         if not isinstance(memory, PlainMemory):
@@ -195,11 +195,11 @@ class ErrorFeedback:
 
         Args:
             key: a tuple of str and int.
-            n: elements of the array that is sent.
-            where: which elements.
+            n: number of elements of the array that is sent.
+            where: range of the elements to copy.
 
         Returns:
-            1-D float32 or float64; None where nothing is kept, of another count, or by another form than ``ef``.
+            1-D float32 or float64; None where the key has no state of this count and of the form ``ef``.
         """
         found = self._memories.get(_checked(key))
         if found is None or found.n != n or found.form.name != PlainMemory.name:
@@ -211,11 +211,11 @@ class ErrorFeedback:
     def encode(self, x: Any, key: Key, out: Any = None) -> Any:
         """Encode ``x`` with feedback: by the codec at the key's step (:meth:`Codec.at_step`).
 
-        If what is to be kept is not finite everywhere (a gradient overflowed), the state stays as it was, so that
+        If the new state would not be finite everywhere (a gradient overflowed), the state stays as it was, so that
         a step which a gradient scaler skips does not spoil those after it.
 
         Args:
-            x: as :meth:`Codec.encode` takes it.
+            x: array as :meth:`Codec.encode` takes it.
             key: a tuple of str and int.
             out: optional 1-D uint8 buffer for the message.
 
@@ -248,11 +248,11 @@ class ErrorFeedback:
         """Return the values that the sum of all senders' messages of a step stands for; called by the receiver.
 
         Under ``ef21`` messages are differences: this adds their sum to the running sum of the senders' estimates
-        and returns that. Under every other form a message means what it decodes to, and ``decoded_sum`` itself
+        and returns that. Under every other form messages hold the values themselves, and ``decoded_sum`` itself
         is returned.
 
         Every rank that sends under a key calls this after its :meth:`encode`, with the same sum: where that is
-        not finite, the running sum stays as it was, and what this object sent last is taken back, on all ranks.
+        not finite, the running sum stays as it was, and this object's last message is taken back, on all ranks.
 
         Args:
             key: the senders' key.
@@ -276,8 +276,8 @@ class ErrorFeedback:
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """Return copies of all states, as arrays by keys in JSON: ``{'["dp", "layer.0.weight"]': array}``.
 
-        What else a key has follows its JSON after a ``#``: further arrays, ``#steps`` where steps were counted, and
-        ``#form``, the form's spec in bytes, where it is not ``ef``.
+        Further entries of a key have its JSON and a suffix after a ``#``: further arrays, ``#steps`` where steps were
+        counted, and ``#form``, the form's spec in bytes, where it is not ``ef``.
         """
         state: dict[str, npt.NDArray[Any]] = {}
         for key, memory in self._memories.items():

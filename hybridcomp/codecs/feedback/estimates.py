@@ -5,7 +5,7 @@ bring it nearer; C is encode and decode. ::
 
     send C(x - g);  g = g + C(x - g)
 
-What was meant is g, so a receiver keeps the sum of all senders' g: :meth:`EstimateMemory.add`.
+A message stands for the new g, so a receiver keeps the sum of all senders' g: :meth:`EstimateMemory.add`.
 
 In a reduction the owner of a shard keeps the sum of the other ranks' g, adds its own x as it is, and does with the
 sum as the others did with x, so that all ranks hold the same estimate of the result (as in arXiv:2110.03294).
@@ -32,7 +32,7 @@ class EstimateMemory(Memory):
     extras = ("total", "known")
 
     def _made(self, n: int, wide: bool, rooms: Any) -> Any:
-        self._owns: dict[tuple[int, int], Flat] = {}  # what the kernels' memory refers to, by span
+        self._owns: dict[tuple[int, int], Flat] = {}  # data that the kernels' memory refers to, by span
         return native.kernels().EstimateMemory(n, wide, rooms)
 
     @property
@@ -71,7 +71,7 @@ class EstimateMemory(Memory):
     def add(self, decoded: Array) -> Array:
         """Add the sum of all ranks' decoded messages to the running sum of their estimates; return a copy of it.
 
-        A sum that is not finite is returned added, but not kept, and what this memory sent last is taken back.
+        A sum that is not finite is returned added, but not kept, and this memory's last message is taken back.
         """
         estimate = self._take(self.n)
         self.native.add(decoded.astype(self.kind.storage, copy=False), estimate)

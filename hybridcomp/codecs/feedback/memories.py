@@ -6,25 +6,25 @@
 
 ``ef-sgdm``: dist-EF-SGDM of Zheng, Huang and Kwok, "Communication-Efficient Distributed Blockwise Momentum SGD with
 Error-Feedback", arXiv:1905.10936, without its learning rates, as BytePS-Compress has it (Zhong et al.,
-arXiv:2105.07829): Nesterov's momentum before ``ef``. The optimizer's own momentum must be off: this is it. ::
+arXiv:2105.07829): Nesterov's momentum before ``ef``. It replaces the optimizer's own momentum, which must be off. ::
 
     u = momentum u + x;  c = x + momentum u + e;  send C(c);  e = c - C(c)
 
-Momentum is of each rank's own data: in a reduction the owner of a shard adds its data with it, as the others do, and
-the sum, which has it, is corrected as under ``ef``.
+Each rank applies momentum to its own data: in a reduction the owner of a shard adds its data with momentum, as the
+others do, and their sum is corrected as under ``ef``.
 
 ``loco``: Xie et al., arXiv:2407.04480. The error is a moving average, kept in 8 bits (the payload of an ``int8``
 message, blocks of 128), and forgotten every ``reset_steps`` steps of its key. ::
 
     c = x + e;  send C(c);  e = beta e + (1 - beta) (c - C(c))
 
-What a step loses is sent in the steps after it, in shares (1 - beta) beta^k that add up to one: what was meant less
-what was sent is e / (1 - beta), where ``ef`` has e. Lost for good is, both over (1 - beta), what the 8 bits round
-off at each step (half a scale at most: 1/254 of the largest error of the block) and what a reset forgets. The mean of
-a reduction divides by all ranks of its communicator.
+The error of a step is sent in the steps after it, in shares (1 - beta) beta^k that add up to one: the data so far less
+the messages so far are e / (1 - beta), where ``ef`` has e. Lost for good are, both over (1 - beta), the rounding to 8
+bits at each step (half a scale at most: 1/254 of the largest error of the block) and the error that a reset forgets.
+The mean of a reduction divides by all ranks of its communicator.
 
 ``dgc``: Lin et al., "Deep Gradient Compression", arXiv:1712.01887: momentum correction and momentum factor masking.
-The optimizer's own momentum must be off: this is it. ::
+It replaces the optimizer's own momentum, which must be off. ::
 
     u = momentum u + x;  v = v + u;  send C(v);  v = v - C(v);  u = 0 where C(v) is not 0
 """
@@ -43,7 +43,7 @@ from hybridcomp.codecs.feedback.memory import Array, Memory, Scratch
 from hybridcomp.codecs.quantize import Int8Codec
 from hybridcomp.errors import WireError
 
-STATE_CODEC = Int8Codec(block=128)  # of loco's state
+STATE_CODEC = Int8Codec(block=128)  # codec of loco's state
 
 
 class _WithVelocity(Memory):
@@ -135,8 +135,8 @@ class AverageMemory(Memory):
 class MomentumMemory(_WithVelocity):
     """The memory of ``dgc``.
 
-    In a reduction a rank treats its own shard as it treats the others': what it adds to the sum is C(v), so
-    that all ranks weigh alike. What the sum's own message loses goes to the v of the owner.
+    In a reduction a rank treats its own shard as it treats the others': it adds C(v) to the sum, so that all
+    ranks weigh alike. The error of the sum's own message goes to the v of the owner.
     """
 
     name = "dgc"

@@ -1,13 +1,13 @@
 """Hold the error-feedback state of one key, with the operations that every form has on it.
 
 A memory belongs to one array that is sent again and again, whole or in spans (the chunks of a collective). Data are
-corrected, encoded, and decoded as the receiver will decode them; the memory keeps what that lost. A span whose
+corrected, encoded, and decoded as the receiver will decode them; the memory keeps the error. A span whose
 step is not finite leaves its state as it was, so that a step which a gradient scaler skips spoils nothing.
 
 In a reduction each rank owns a shard: it sums all ranks' parts of it and encodes the sum once more. A memory serves
 that too (:meth:`Memory.own`, :meth:`Memory.encode_sum`, :meth:`Memory.result`), with the state of the owner's shard,
-which the rank sends to nobody. States are in units of the sum over all ranks, for a mean too, so that what is
-missing from the sum is the sum of all ranks' states; :mod:`~hybridcomp.codecs.feedback.resharding` relies on it.
+which the rank sends to nobody. States are in units of the sum over all ranks, for a mean too, so that the sum of all
+ranks' states is what the sum lacks; :mod:`~hybridcomp.codecs.feedback.resharding` relies on it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Scratch:
         return native.kernels().Rooms()
 
     def take(self, n: int, kind: DType) -> Array:
-        """Return an array of ``n`` float32 or float64 with anything in it, whose memory is reused when it is freed."""
+        """Return an uninitialized array of ``n`` float32 or float64, whose memory is reused when it is freed."""
         array: Array = native.kernels().take(self.rooms, n, kind is DType.FLOAT64)
         return array
 
@@ -50,14 +50,14 @@ class Scratch:
 class Memory(abc.ABC):
     """The state of one key; made by :meth:`~hybridcomp.codecs.feedback.error_feedback.ErrorFeedback.memory`.
 
-    It is the kernels' own, which encode, correct and keep without Python for every codec that has an ``Encoder``
-    (:file:`kernels/codecs/feedback/memory.hpp`). Other codecs encode and decode between the halves of what those
-    do at once.
+    The kernels hold it, and encode, correct and keep without Python for every codec that has an ``Encoder``
+    (:file:`kernels/codecs/feedback/memory.hpp`). Other codecs encode and decode between two calls of the kernels:
+    one corrects, the other keeps.
 
     Attributes:
-        form: with its parameters.
-        n: elements.
-        kind: float32, or float64 for float64 data: of all that is computed here.
+        form: form of feedback, with its parameters.
+        n: number of elements.
+        kind: dtype of all that is computed here: float32, or float64 for float64 data.
         native: the kernels' memory.
         tracks: whether the receiver adds messages to what it has (:meth:`result`), rather than take them.
         adds_own: whether a rank adds its own part of its shard as it is.
@@ -82,7 +82,7 @@ class Memory(abc.ABC):
 
     @property
     def steps(self) -> int:
-        """Return how often :meth:`begin` was called."""
+        """Return the number of calls of :meth:`begin`."""
         count: int = self.native.steps
         return count
 
@@ -98,19 +98,19 @@ class Memory(abc.ABC):
         return step
 
     def encode(self, codec: Codec, data: Flat, out: ByteArray, span: slice | None = None) -> int:
-        """Encode corrected data and keep what that lost.
+        """Encode corrected data and keep the error of the message.
 
         Args:
-            codec: for the message, which is of :attr:`kind`.
-            data: of any floating-point dtype; not changed.
-            out: at least ``codec.bound(data.size, kind)`` bytes.
+            codec: codec of the message, whose dtype is :attr:`kind`.
+            data: array of any floating-point dtype; not changed.
+            out: buffer of at least ``codec.bound(data.size, kind)`` bytes.
             span: where ``data`` lies in the array; None is all of it.
 
         Returns:
             Bytes of the message.
 
         Raises:
-            CodecMismatchError: the codec cannot carry it.
+            CodecMismatchError: the codec cannot carry the data.
         """
         span = slice(0, self.n) if span is None else span
         encoder = self._encoder(codec, data.shape)
@@ -135,10 +135,10 @@ class Memory(abc.ABC):
         """Store the error of a message, unless it is not finite.
 
         Args:
-            corrected: from :meth:`correct`.
-            decoded: what the message decodes to; not to be used any more.
+            corrected: array from :meth:`correct`.
+            decoded: values decoded from the message; not to be used any more.
             span: as for :meth:`correct`.
-            weight: ranks, where the message is of a mean over them.
+            weight: number of ranks where the message is of their mean, else 1.
         """
         self.native.keep(corrected, decoded, _start(span, corrected.size), weight)
 
@@ -168,10 +168,10 @@ class Memory(abc.ABC):
         """Encode the sum of an owned span, over ``ranks`` for a mean; return the message's bytes.
 
         Args:
-            codec: for the message.
-            total: from :meth:`summed`, or from :meth:`own` with the other ranks' parts added; not to be used any
-                more.
-            out: at least ``codec.bound(total.size, kind)`` bytes.
+            codec: codec of the message.
+            total: sum from :meth:`summed`, or from :meth:`own` with the other ranks' parts added; not to be used
+                any more.
+            out: buffer of at least ``codec.bound(total.size, kind)`` bytes.
             span: as for :meth:`own`.
             ranks: number of ranks for a mean, 1 for a sum.
         """
@@ -192,7 +192,7 @@ class Memory(abc.ABC):
         return nbytes
 
     def result(self, values: Array, span: slice) -> None:
-        """Make the result of what a message of :meth:`encode_sum` decodes to, in place.
+        """Turn the decoded values of a message of :meth:`encode_sum` into the result, in place.
 
         Every rank calls this for every span, its own too, where :attr:`tracks` is true.
         """
@@ -210,7 +210,7 @@ class Memory(abc.ABC):
         """Make the memory whose arrays these are.
 
         Raises:
-            ValueError: they are not of this form.
+            ValueError: the arrays are not of this form.
         """
         main, kind = _main_array(arrays, cls.extras)
         memory = cls(form, main.size, kind, scratch)

@@ -1,19 +1,20 @@
 """Reshard the states of error feedback to another number of ranks.
 
-What the sum over all ranks still misses is the sum of their residuals, so that is what must be kept: new rank r gets
-the sum of old ranks r, r + ranks, r + 2 ranks, ... Where there are more ranks than before, the new ones begin with
-zeros: splitting residuals would keep the sum too, but round (``loco`` would lose half a scale), and change the
-messages of the ranks that stay.
+The sum over all ranks still lacks the sum of their residuals, so resharding keeps the latter: new rank r gets the sum
+of old ranks r, r + ranks, r + 2 ranks, ... Where there are more ranks than before, the new ones begin with zeros:
+splitting residuals would keep the sum too, but round (``loco`` would lose half a scale), and change the messages of
+the ranks that stay.
 
 *   ``ef``, and both arrays of ``dgc`` and ``ef-sgdm``: summed in the state's own dtype, so exact but for its rounding.
 *   ``loco``: where several ranks become one, their 8-bit states are decoded, summed in float64 and made 8 bits again;
     an element is off by at most 1/254 of the largest sum in its block of 128, half of a scale. One rank's state goes
     on as it is, bit for bit.
 *   ``ef21``: the senders' estimates are summed. A receiver's sum of all estimates (:meth:`ErrorFeedback.accumulate`)
-    does not change, and is the same on all ranks; what the owners of shards have of it in a reduction is joined, and
-    each new owner takes off it what it sent itself. The estimate of the result is the same on all ranks and stays.
+    does not change, and is the same on all ranks; the parts of it that the owners of shards have in a reduction are
+    joined, and each new owner subtracts its own estimate. The estimate of the result is the same on all ranks, and
+    stays.
 
-A mean divides by the number of ranks: what is kept counts then by the new one. The steps of a key are the largest of
+A mean divides by the number of ranks: kept states are divided by the new number. The steps of a key are the largest of
 any rank, so that :meth:`Codec.at_step` gives all ranks the same codec.
 """
 
@@ -144,19 +145,19 @@ def _summed_states(parts: Sequence[Arrays], like: AverageMemory) -> Array:
 
 
 def release(state: Mapping[str, Any], key: Key, span: slice) -> tuple[Arrays, Array] | None:
-    """Remove from a state its part for a span that its rank, owning it now, sends to nobody any more.
+    """Remove from a state its part for a span that its rank now owns, and sends to nobody any more.
 
-    A reduce-scatter adds an owner's part as it is, so what resharding gave an owner for its own span has to be added
-    to its sum by hand. ``dgc`` sends an owner's part too, and keeps it.
+    A reduce-scatter adds an owner's part as it is, so the residual that resharding gave an owner for its own span has
+    to be added to its sum by hand. ``dgc`` sends an owner's part too, and keeps it.
 
     Args:
-        state: of one rank.
-        key: of an array.
-        span: of the array.
+        state: state of one rank.
+        key: key of an array.
+        span: span of the array.
 
     Returns:
-        The arrays of the key for a new state, with zeros in the span, and what is to be added to the span of a sum;
-        None if there is nothing.
+        The arrays of the key for a new state, with zeros in the span, and the values to add to the span of a sum; None
+        if there is nothing to add.
     """
     text = json.dumps(list(key))
     mine = {name: value for name, value in state.items() if name == text or name.startswith(f"{text}#")}
@@ -169,7 +170,7 @@ def release(state: Mapping[str, Any], key: Key, span: slice) -> tuple[Arrays, Ar
         if not missing.any():
             return None
         errors[span] = 0
-        if isinstance(memory, AverageMemory):  # whose errors are sent in shares that add up to this
+        if isinstance(memory, AverageMemory):  # its errors are sent in shares that add up to this
             missing /= 1 - form.options["beta"]
             return pack_key(text, form, steps, {"": STATE_CODEC.encode(errors)}), missing
         return pack_key(text, form, steps, {**parts, "": errors}), missing

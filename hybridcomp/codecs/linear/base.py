@@ -16,8 +16,8 @@ An all-reduce by a linear codec is a few all-reduces of plain arrays, which any 
         total = end.value.total
 
 Ranks that give arrays of the same count, dtype and shape to equal codecs go through the same rounds, with
-arrays of the same size and dtype. All that decides on a round is the same on all ranks: the counts and what
-earlier rounds gave. So where a round's result has the same bits on all ranks, the total has.
+arrays of the same size and dtype. A round depends only on what is the same on all ranks: the counts and the
+results of earlier rounds. So where a round's result has the same bits on all ranks, the total has.
 
 :func:`reduce_all` plays all ranks in one process.
 """
@@ -48,13 +48,13 @@ class Round:
     """An all-reduce that a reduction waits for.
 
     Attributes:
-        array: to be reduced over the ranks in place: C-contiguous, aligned, of any shape, maybe empty;
+        array: array to be reduced over the ranks in place: C-contiguous, aligned, of any shape, maybe empty;
             float32, float64, or an integer type.
         op: ``"sum"``; for unsigned integers also ``"max"`` and ``"or"`` (bitwise).
-        ready: what must happen before ``array``, which is then in pinned host memory, may be read: a device fills
-            it. None: it is there.
-        beside: another array, to be reduced at the same time by an operation of its own: neither waits for what the
-            other gives. It has none beside it.
+        ready: event after which ``array``, which is then in pinned host memory, may be read: a device fills it.
+            None: the values are there.
+        beside: another round, to be reduced at the same time by an operation of its own: neither waits for the
+            other's result. It has none beside it.
     """
 
     array: Array
@@ -79,14 +79,14 @@ class Reduced:
     """The result of a reduction on one rank.
 
     Attributes:
-        total: the sum of all ranks' arrays (or their mean), about: 1-D, float32 (float64 for float64).
-        own: what of the total stands for this rank's array; for ``powersgd`` the mean. Error feedback keeps
-            the difference. None where it was not asked for.
-        replaced: ``total`` is in the memory of ``x``, and the residual that was given is up to date.
+        total: approximate sum (or mean) of all ranks' arrays: 1-D, float32 (float64 for float64).
+        own: this rank's part of the total, an approximation of its array; for ``powersgd`` the mean. Error feedback
+            keeps the difference. None where it was not asked for.
+        replaced: whether ``total`` is in the memory of ``x``, and the residual that was given is up to date.
         recovered: share of the elements that ``total`` holds as the codec promises: below 1 only for
             ``sketch`` where its sketch was too small.
 
-    Of a reduction of device memory, ``total`` and ``own`` are there, in the order of its queue.
+    In a reduction of device memory, ``total`` and ``own`` are there too, in the order of its queue.
     """
 
     total: Any
@@ -117,7 +117,7 @@ class LinearCodec(Codec):
 
     Attributes:
         sums: the most arrays that the rounds of a reduction have.
-        fixed_sums: they are of the same sizes for all arrays of one shape.
+        fixed_sums: whether these have the same sizes for all arrays of one shape.
     """
 
     linear: ClassVar[bool] = True
@@ -142,18 +142,17 @@ class LinearCodec(Codec):
 
         Args:
             x: this rank's values: any float dtype; they are not changed, and must not change meanwhile.
-            ranks: how many there are.
-            rank: this one; it only picks random numbers, where ranks draw different ones.
-            mean: divide by ``ranks``.
+            ranks: number of ranks.
+            rank: this rank; it only picks random numbers, where ranks draw different ones.
+            mean: whether to divide by ``ranks``.
             own: whether :attr:`Reduced.own` is wanted; error feedback needs it.
-            step: 0, 1, ...; the same on all ranks. Codecs that draw random numbers draw others.
+            step: 0, 1, ...; the same on all ranks. Codecs that draw random numbers draw others at each step.
             warm: memory by name that the codec may keep between steps.
-            name: of the parameter.
-            residual: for codecs that can save passes over memory: they may write the mean to ``x``, which then is
-                the caller's data with its residual added, and what ``x`` had more to this, of ``x``'s size and
-                type; :attr:`Reduced.replaced` says that it was done. A residual of data that are not finite is
-                not touched.
-            queue: if ``x`` is in a device's memory: where to work; the default stream's if None.
+            name: name of the parameter.
+            residual: array of ``x``'s size and type, for codecs that can save passes over memory: they may write the
+                mean to ``x``, which then is the caller's data with its residual added, and ``x`` less the mean to this;
+                :attr:`Reduced.replaced` says that it was done. A residual of data that are not finite is not touched.
+            queue: queue to work on, if ``x`` is in a device's memory; the default stream's if None.
 
         Raises:
             CudaUnavailableError: ``x`` is on a device, and this codec takes no device arrays.
@@ -169,7 +168,7 @@ class LinearCodec(Codec):
 
     @abc.abstractmethod
     def reduce(self, x: Flat, terms: Terms) -> Reduction:
-        """Make the generator that :meth:`reduction` returns, of host memory."""
+        """Make the generator that :meth:`reduction` returns for host memory."""
 
 
 def derived_seed(seed: int, *counters: int) -> int:
@@ -214,7 +213,7 @@ def reduce_all(
         warm: each rank's memory.
 
     Returns:
-        What each rank gets; floats are summed in rank order.
+        The result of each rank; floats are summed in rank order.
 
     Raises:
         TypeError: the codec is not linear.

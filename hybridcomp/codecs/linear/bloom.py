@@ -2,9 +2,9 @@
 
 B. H. Bloom: "Space/Time Trade-offs in Hash Coding with Allowable Errors" (CACM 1970). Each part of a tensor has a
 filter of its own. An element sets ``hashes`` of its bits; the OR of all ranks' filters is the filter of their union. It
-never misses an element of that, and takes others for one at a rate that its size decides: of ``b`` bits an element and
-``k`` hashes, (1 - exp(-k / b)) ** k. All that sizes a filter is computed to the same bits on every machine: logarithms
-by ``decimal``, which rounds them correctly, as a C library need not.
+never misses an element of that, and takes others for one at a rate that its size decides: with ``b`` bits an element
+and ``k`` hashes, (1 - exp(-k / b)) ** k. A filter's size is computed to the same bits on every machine: logarithms by
+``decimal``, which rounds them correctly, as a C library need not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXACT = Context(prec=30)
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter's layout: ``bits`` (a multiple of 64) of a part, of which an element has ``hashes``; and its seed."""
+    """A filter's layout: ``bits`` (a multiple of 64) of a part, of which an element sets ``hashes``; and its seed."""
 
     bits: int
     hashes: int
@@ -42,9 +42,9 @@ class Filter:
         """Make the smallest filter that takes an element for one of ``elements`` others at no more than a rate.
 
         Args:
-            elements: that are put in, at least 0.
-            rate: of false positives, from 1e-9 to below 1.
-            seed: of the hashes.
+            elements: number of elements that are put in, at least 0.
+            rate: rate of false positives, from 1e-9 to below 1.
+            seed: seed of the hashes.
         """
         log = _EXACT.ln(Decimal(rate))
         hashes = max(1, int(_EXACT.divide(-log, _EXACT.ln(Decimal(2))).to_integral_value()))
@@ -58,9 +58,9 @@ class Run:
     """Neighbouring parts whose filters have one layout, which kernels take at once.
 
     Attributes:
-        elements: of the tensor; a multiple of :data:`PART`, but of a tensor's last run.
-        filter: of each part.
-        words: of the parts' filters, among those of the tensor.
+        elements: range of the tensor's elements; a multiple of :data:`PART`, but for a tensor's last run.
+        filter: layout of each part's filter.
+        words: range of the words of the parts' filters, among those of the tensor.
     """
 
     elements: slice
@@ -82,8 +82,8 @@ def insert(runs: list[Run], bitmap: Array) -> Array:
     """Return the filters, uint64, of the elements of a bitmap.
 
     Args:
-        runs: of the tensor's parts that have filters.
-        bitmap: of all elements, uint64.
+        runs: runs of the tensor's parts that have filters.
+        bitmap: bitmap of all elements, uint64.
     """
     filters = np.zeros(runs[-1].words.stop if runs else 0, np.uint64)
     kernels = native.kernels()
@@ -98,8 +98,8 @@ def query(runs: list[Run], filters: Array, n: int) -> tuple[Array, int]:
     """Find the elements that filters may hold.
 
     Args:
-        runs: of the tensor's parts that have filters.
-        filters: of these, uint64.
+        runs: runs of the tensor's parts that have filters.
+        filters: filters of these runs, uint64.
         n: elements of the tensor.
 
     Returns:

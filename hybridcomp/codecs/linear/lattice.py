@@ -4,8 +4,8 @@ The scale of a tensor is its largest magnitude over L, and each element becomes 
 it, ties to even, or with ``rounding=stochastic`` one of the two multiples around it at random, so that the
 expectation is the element. L = floor((2^(bits - 1) - 1) / ranks): the sum of as many contributions fits the
 integers. A reduction takes the largest magnitude over all ranks first, then sums the integers: exactly, in any
-order, by any means. What is lost is the rounding of each rank's own elements, at most half a step each (one
-step where it is stochastic).
+order, by any means. The error is the rounding of each rank's own elements, at most half a step each (one step
+where it is stochastic).
 
 A tensor that holds NaN or infinity decodes to NaN throughout; one whose largest magnitude is below 2^-100
 (2^-90 for 32 bits, 2^-900 for float64) decodes to zeros, which keeps denormal numbers, and processor modes that
@@ -43,9 +43,9 @@ class LatticeCodec(KernelCodec, LinearCodec):
     """Quantization on a shared scale, summed as integers.
 
     Args:
-        bits: of an integer: 8, 16 or 32.
+        bits: bits of an integer: 8, 16 or 32.
         rounding: ``nearest`` or ``stochastic``.
-        seed: of stochastic rounding, from 0 to 2^63 - 1.
+        seed: seed of stochastic rounding, from 0 to 2^63 - 1.
         ranks: contributions that a message has room for, see :meth:`add`; a reduction knows its own number.
     """
 
@@ -117,7 +117,7 @@ class LatticeCodec(KernelCodec, LinearCodec):
         """Encode ``x`` on a given scale: messages of one scale can be added.
 
         Args:
-            x: as :meth:`encode` takes it. If it is not finite, so is the message, and its scale is NaN.
+            x: array as :meth:`encode` takes it. If it is not finite, neither is the message, and its scale is NaN.
             scale: at least :meth:`scale_for` of the largest magnitude.
 
         Raises:
@@ -153,13 +153,13 @@ class LatticeCodec(KernelCodec, LinearCodec):
         """Sum two messages of this codec without decoding them.
 
         Args:
-            a, b: of the same dtype, count and scale. A scale of NaN goes with any, and stays.
+            a, b: messages of the same dtype, count and scale. A scale of NaN goes with any, and stays.
 
         Returns:
             A new message, in ``a``'s library.
 
         Raises:
-            WireError: damaged, or of another codec.
+            WireError: a message is damaged, or of another codec.
             ValueError: they do not go together, or are the sum of more contributions than there is room for.
         """
         (one, first), (two, second) = wire.open_message(a), wire.open_message(b)

@@ -193,7 +193,7 @@ class PowerSGDCodec(LinearCodec):
 
     Args:
         rank: columns of P and Q, from 1 to 4096; less where the matrix is smaller.
-        seed: of the random start, from 0 to 2^63 - 1.
+        seed: seed of the random start, from 0 to 2^63 - 1.
     """
 
     name = "powersgd"
@@ -271,7 +271,7 @@ class PowerSGDCodec(LinearCodec):
 
         ``warm`` keeps the mean Q by name; the step is not used.
 
-        The approximation is of the mean, and that is what is taken for each rank's own.
+        The approximation is of the mean, which is taken for each rank's own part.
         """
         shape, columns = matrix_shape(x.shape), effective_rank(x.shape, self._rank)
         kind = x.dtype.accumulator.storage
@@ -309,7 +309,7 @@ class PowerSGDCodec(LinearCodec):
 
 
 def _replace(p: Matrix, q: Matrix, values: Matrix, residual: Matrix) -> Reduced:
-    """Write P Q^T over the values, and what they had more to the residual; both in one pass."""
+    """Write P Q^T over the values, and their difference from it to the residual, both in one pass."""
     if not np.isfinite(q).all():
         values[...] = np.nan  # as all of P Q^T would be
         return Reduced(values, None, replaced=True)
@@ -345,14 +345,14 @@ def open_prefix(payload: bytes | memoryview, header: wire.Header) -> tuple[int, 
     """Check all of a payload but P and Q.
 
     Args:
-        payload: its first bytes: the prefix.
-        header: of the message.
+        payload: first bytes of the payload: the prefix.
+        header: header of the message.
 
     Returns:
         Rows, columns and rank.
 
     Raises:
-        WireError: they do not fit the payload.
+        WireError: the prefix and the header do not fit together.
     """
     checks.floating(header, PowerSGDCodec.name)
     if header.payload < PREFIX.size:
@@ -361,7 +361,7 @@ def open_prefix(payload: bytes | memoryview, header: wire.Header) -> tuple[int, 
     # The count is less than a row short of a full matrix, as encode_flat makes it.
     fits = (rows - 1) * cols < header.count <= rows * cols if header.count else rows * cols == 0
     limited = rank <= min(rows, cols, MAX_RANK) and (rank > 0 or header.count == 0)
-    limited = limited and max(rows, cols) <= wire.MAX_COUNT  # of an empty matrix one side may be anything
+    limited = limited and max(rows, cols) <= wire.MAX_COUNT  # an empty matrix may have one side of any length
     if not (fits and limited) or header.payload - PREFIX.size != 4 * (rows + cols) * rank:
         raise WireError(
             f"malformed powersgd payload: {header.payload} bytes for a {rows} x {cols} matrix of rank {rank} "

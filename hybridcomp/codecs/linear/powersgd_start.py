@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Matrix = npt.NDArray[np.float32]
 
-DEVIATION = math.sqrt(4 * (65536.0**2 - 1) / 12)  # of the sum of four uniform 16-bit numbers
+DEVIATION = math.sqrt(4 * (65536.0**2 - 1) / 12)  # deviation of the sum of four uniform 16-bit numbers
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 

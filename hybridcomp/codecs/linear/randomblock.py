@@ -9,7 +9,7 @@ lies elsewhere.
 The values are not scaled up: the expectation over all places is ratio * x. It goes with error feedback, which
 sends later what a step left out.
 
-A NaN or an infinity outside of the block is not sent, but told of: then all elements decode to NaN.
+A NaN or an infinity outside of the block is not sent, but flagged: then all elements decode to NaN.
 
 Payload: uint64 first element of the block, float64 ratio, uint32 1 if an element outside is not finite, uint32 zero,
 then the k values, in the block's order, as a message of their own (the ``values`` codec's).
@@ -44,9 +44,9 @@ class RandomBlockCodec(LinearCodec):
 
     Args:
         ratio: share of the elements that is sent, from 1/65536 to 1.
-        seed: of the block's place, from 0 to 2^63 - 1.
+        seed: seed of the block's place, from 0 to 2^63 - 1.
         values: codec of the sent values: ``none`` (the input's dtype), ``fp16``, ``bf16``, ``int8`` or
-            ``int4``. Of messages only: a reduction sums float32 (float64 for float64).
+            ``int4``. For messages only: a reduction sums float32 (float64 for float64).
     """
 
     name = "randomblock"
@@ -176,7 +176,7 @@ def _whole_numbers(ratio: float) -> tuple[int, int]:
 
 
 def _carries_values(cls: type[Codec]) -> bool:
-    return cls.carries_values and cls.fixed_size  # so that messages are
+    return cls.carries_values and cls.fixed_size  # so that messages are of a fixed size
 
 
 def parts(start: int, k: int, n: int) -> tuple[slice, slice]:
@@ -214,14 +214,14 @@ def open_prefix(payload: bytes | memoryview, header: wire.Header) -> tuple[int, 
     """Check all of a payload but the values themselves.
 
     Args:
-        payload: its first bytes: the prefix and the header of the values' message.
-        header: of the message.
+        payload: first bytes of the payload: the prefix and the header of the values' message.
+        header: header of the message.
 
     Returns:
-        Where the block begins, whether all is NaN, and the header of the values' message.
+        The index at which the block begins, whether all is NaN, and the header of the values' message.
 
     Raises:
-        WireError: they do not fit together.
+        WireError: the headers and the prefix do not fit together.
     """
     checks.floating(header, RandomBlockCodec.name)
     if header.payload < PREFIX.size:

@@ -1,14 +1,14 @@
 """``sketch``: sparse tensors, summed by an index of the non-zeros and a count sketch of their values.
 
 H. Li et al.: "Accelerating Distributed Deep Learning using Lossless Homomorphic Compression" (arXiv:2402.07529).
-For gradients that are mostly zeros: of embeddings, or what a sparsifier left. The index says which elements the sum
-has, the sketch what they are. Element i is in lane i % lanes of block i // lanes. Three hashes give a block three rows
-of a table and signs; its values are added to those rows, lane by lane. The tables of all ranks are summed. Then the sum
-is peeled, by all ranks in the same order: an element that is alone in one of its three counters is read there and taken
-out of the other two, which may leave another alone. Whether that reaches every element depends on where they are, not
-on their values. (Random elements can be peeled up to a load of about 0.8.) Each 262,144 elements have a table of their
-own. What is left over in the end gets the median of its three counters, and :attr:`.Reduced.recovered` says how much
-was not.
+It is for gradients that are mostly zeros: those of embeddings, or after a sparsifier. The index says which elements the
+sum has, the sketch holds their values. Element i is in lane i % lanes of block i // lanes. Three hashes give a block
+three rows of a table and signs; its values are added to those rows, lane by lane. The tables of all ranks are summed.
+Then the sum is peeled, by all ranks in the same order: an element that is alone in one of its three counters is read
+there and taken out of the other two, which may leave another alone. Whether that reaches every element depends on where
+they are, not on their values. (Random elements can be peeled up to a load of about 0.8.) Each 262,144 elements have a
+table of their own. An element left over in the end gets the median of its three counters, and
+:attr:`.Reduced.recovered` is the share of the elements that were peeled.
 
 ``index=bitmap`` takes two rounds:
 
@@ -18,17 +18,17 @@ was not.
    numbers of the elements, these are summed as they are. ``form=packed`` sums the values where any rank has one,
    without a table: fewer numbers, and each element's sum is its own.
 
-``index=bloom`` takes one, and is for sums that somebody else does: MPI's own operations, or a switch. Nothing is known
-of the union before, so sizes follow from ``density``, the share of the elements that the union is expected to have, and
-``fpr``. Filters (:mod:`.bloom`) are OR-ed and tables summed at the same time: two arrays, each by an operation of MPI's
-own. (One array for both would take an operation of ours, which no switch has, or filters as fields of integers or
-floats that are summed: 3 to 8 times as long.) Elements that a filter takes for some of the union's are in nobody's
-table. They take part in peeling and come out as zeros: exactly, because what is read beside much larger values and can
-be their rounding is a zero (:func:`~.sketch_sums.peel`); only where peeling ends early they get estimates, too. Where
-the union has more elements than ``density``, false positives become many and tables too full: peeling collapses, and
-most of the sum is estimates. Each part is judged alone: non-zeros that lie together may fill some. A table has blocks
-of one element. ``density=`` and ``fpr=`` so that table and filter would take half of the elements' bytes or more send
-all as they are, without an index. The fewest bytes are at an ``fpr`` of about ``density / 25``.
+``index=bloom`` takes one round, and is for sums by MPI's own operations, or by a switch. Nothing is known of the union
+before, so sizes follow from ``density``, the share of the elements that the union is expected to have, and ``fpr``.
+Filters (:mod:`.bloom`) are OR-ed and tables summed at the same time: two arrays, each by an operation of MPI's own.
+(One array for both would take an operation of ours, which no switch has, or filters as fields of integers or floats
+that are summed: 3 to 8 times as long.) Elements that a filter takes for some of the union's are in no rank's table.
+They take part in peeling and come out as zeros: exactly, because a value that is read beside much larger ones and can
+be their rounding counts as zero (:func:`~.sketch_sums.peel`); only where peeling ends early they get estimates, too.
+Where the union has more elements than ``density``, false positives become many and tables too full: peeling collapses,
+and most of the sum is estimates. Each part is judged alone: non-zeros that lie together may fill some. A table has
+blocks of one element. Where ``density`` and ``fpr`` make table and filter take half of the elements' bytes or more, all
+elements are sent as they are, without an index. The fewest bytes are at an ``fpr`` of about ``density / 25``.
 
 The sum is float addition's in another order: an element's error is that of rounding the largest of the values
 that share counters with it. A NaN or an infinity may spoil elements that share counters with it, too. Where nothing
@@ -68,21 +68,21 @@ _PARAMETERS_OF = {"bitmap": ("form", "lanes"), "bloom": ("fpr", "density")}
 
 @register
 class SketchCodec(LinearCodec):
-    """Sums of sparse tensors in the compressed domain.
+    """Codec that sums sparse tensors in the compressed domain.
 
     Args:
         load: elements per counter that a table begins with, or is made for; from 0.05 to 1.
-        form: of a reduction: ``sketch`` or ``packed``.
+        form: form of a reduction: ``sketch`` or ``packed``.
         lanes: elements of a block; a power of two from 1 to 4096. A Bloom filter knows elements, not blocks.
-        seed: of the hashes, from 0 to 2^63 - 1.
-        index: of the non-zeros: ``bitmap`` or ``bloom``.
+        seed: seed of the hashes, from 0 to 2^63 - 1.
+        index: index of the non-zeros: ``bitmap`` or ``bloom``.
         fpr: share of the other elements that a Bloom filter may take for some of the union's, if that is as dense as
             expected; from 1e-9 to below 1.
         density: share of the elements, of each 262,144, that the union of the ranks' is expected to have, for
             ``index=bloom``: above 0, 1 at most.
 
     Raises:
-        ValueError: a parameter is out of its range, or is of the other index.
+        ValueError: a parameter is out of its range, or belongs to the other index.
     """
 
     name = "sketch"
@@ -222,7 +222,7 @@ class SketchCodec(LinearCodec):
         return self._reduce_filters(x, terms) if self._index == "bloom" else self._reduce_bitmaps(x, terms)
 
     def _reduce_bitmaps(self, x: Flat, terms: Terms) -> Reduction:
-        """Sum the bitmaps, and what :meth:`plan` makes of their union."""
+        """Sum the bitmaps, and the parts that :meth:`plan` makes of their union."""
         words = _non_zeros(x)
         mine = words.copy()
         yield Round(words, "or")
@@ -232,7 +232,7 @@ class SketchCodec(LinearCodec):
         return _result(x, terms, parts, words, sums, native.kernels().sketch_count(words, x.size))
 
     def _reduce_filters(self, x: Flat, terms: Terms) -> Reduction:
-        """Sum the filters, and what :meth:`expect` makes of the size."""
+        """Sum the filters, and the parts that :meth:`expect` makes of the size."""
         parts, mine = self.expect(x.size, x.dtype.accumulator), _non_zeros(x)
         runs = runs_of(parts)
         filters, sums = insert(runs, mine), fill(parts, x, mine, mine)
@@ -254,7 +254,7 @@ class SketchCodec(LinearCodec):
 
         Args:
             n: elements of the tensor.
-            kind: of the numbers that are summed.
+            kind: dtype of the numbers that are summed.
         """
         return plan_expected(n, kind, density=self._density, rate=self._fpr, load=self._load, seed=self._seed)
 
@@ -266,7 +266,7 @@ def _non_zeros(x: Flat) -> Array:
 
 
 def _result(x: Flat, terms: Terms, parts: list[Part], words: Array, sums: Array, count: int) -> Reduced:
-    """Return what the sums of all ranks stand for; ``count`` elements should be recovered."""
+    """Return the result of the reduction for the sums of all ranks; ``count`` elements should be recovered."""
     if terms.mean:
         sums /= sums.dtype.type(terms.ranks)
     total, remained = read(parts, words, sums, x.size)
@@ -290,14 +290,14 @@ def open_prefix(payload: bytes | memoryview, header: wire.Header) -> tuple[int, 
     """Check all of a payload but the bitmap.
 
     Args:
-        payload: its first bytes: the prefix.
-        header: of the message.
+        payload: first bytes of the payload: the prefix.
+        header: header of the message.
 
     Returns:
         The form and the number of values.
 
     Raises:
-        WireError: they do not fit the payload.
+        WireError: the prefix and the header do not fit together.
     """
     checks.floating(header, SketchCodec.name)
     if header.payload < PREFIX.size:

@@ -17,7 +17,7 @@ from hybridcomp.codecs.linear.bloom import PART, Filter, Run, words_of
 
 _TRIES = 8
 _THRESHOLD = 0.8  # a load below that at which random elements cannot be peeled any more, 0.818
-_DEVIATIONS = 4  # by which a part may have more elements than expected
+_DEVIATIONS = 4  # standard deviations by which a part may have more elements than expected
 _PAIRS = 100  # tables, of which one may have two elements with the same three rows
 
 
@@ -40,10 +40,10 @@ class Part:
     """A range of the elements, sent by a table, packed, or else as it is.
 
     Attributes:
-        elements: which.
-        size: of what is summed, in numbers.
+        elements: range of the elements.
+        size: count of the numbers that are summed.
         table: the sketch's layout.
-        packed: the values of the union alone.
+        packed: whether the values of the union alone are summed.
         filter: the layout of the filter that goes with the table.
     """
 
@@ -60,7 +60,7 @@ class Part:
 
 
 def plan_union(words: Array, n: int, *, form: str, load: float, lanes: int, seed: int) -> list[Part]:
-    """Plan for elements that are known.
+    """Plan the parts of a tensor for a known union of the ranks' elements.
 
     Args:
         words: bitmap of the union's ``n`` elements, uint64.
@@ -68,21 +68,21 @@ def plan_union(words: Array, n: int, *, form: str, load: float, lanes: int, seed
         form: ``sketch`` or ``packed``.
         load: elements per counter that a table begins with.
         lanes: elements of a block.
-        seed: of the hashes.
+        seed: seed of the hashes.
     """
     return [_known(words, elements, form, load, lanes, seed) for elements in _cut(n)]
 
 
 def plan_expected(n: int, kind: DType, *, density: float, rate: float, load: float, seed: int) -> list[Part]:
-    """Plan for elements of which only the share is known: a table and a filter for each part.
+    """Plan the parts of a tensor for a union of known share only: a table and a filter for each part.
 
     Args:
         n: elements of the tensor.
-        kind: of the numbers that are summed.
+        kind: dtype of the numbers that are summed.
         density: share of the union's elements.
-        rate: of the filter's false positives.
+        rate: rate of the filter's false positives.
         load: elements per counter of a table.
-        seed: of the hashes.
+        seed: seed of the hashes.
     """
     return [_expected(elements, kind, density, rate, load, seed) for elements in _cut(n)]
 

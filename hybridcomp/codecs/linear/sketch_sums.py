@@ -1,4 +1,4 @@
-"""Fill and read what a reduction by ``sketch`` sums: tables, packed values, and parts as they are."""
+"""Fill and read the numbers that a reduction by ``sketch`` sums: tables, packed values, and parts as they are."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def fill(parts: list[Part], x: Flat, mine: Array, union: Array) -> Array:
     """Return the numbers that this rank gives: float32 (float64 for float64).
 
     Args:
-        parts: of the tensor.
+        parts: parts of the tensor.
         x: the tensor.
-        mine: bitmap of its non-zeros, uint64: what goes into tables.
+        mine: bitmap of its non-zeros, uint64: the elements that go into tables.
         union: bitmap of the elements that packed parts send.
     """
     kernels, kind = native.kernels(), x.dtype.accumulator
@@ -48,7 +48,7 @@ def read(parts: list[Part], words: Array, sums: Array, n: int) -> tuple[Array, i
     """Return the tensor that the numbers stand for, 1-D of their dtype, and how many of it are only estimates.
 
     Args:
-        parts: of the tensor.
+        parts: parts of the tensor.
         words: bitmap of the elements that tables hold and packed parts have, uint64.
         sums: the numbers; tables are used up.
         n: elements of the tensor.
@@ -86,9 +86,10 @@ def peel(words: Array, table: Table, counters: Array, out: Array, *, zeros: bool
         words: bitmap of the elements, uint64.
         table: the sketch's layout.
         counters: the sketch, float32 or float64; used up.
-        out: of the same dtype, written where the bitmap has a bit.
-        zeros: the bitmap may have elements that nobody added. They come out as zeros, and so does what is no more than
-            2^-18 (float64: 2^-47) of the largest value that was taken out of its counter before, or had a part in that.
+        out: array of the same dtype, written where the bitmap has a bit.
+        zeros: whether the bitmap may have elements that no rank added. They come out as zeros, and so does a value of
+            no more than 2^-18 (float64: 2^-47) of the largest value that was taken out of its counter before, or had a
+            part in that.
     """
     kind, kernels = arrays.as_dtype(out.dtype), native.kernels()
     shape = (table.lanes, table.third, table.seed)

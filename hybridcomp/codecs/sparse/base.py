@@ -39,7 +39,7 @@ def open_prefix(header: wire.Header, head: bytes | memoryview) -> tuple[int, int
     """Return the number of values and the bytes of the index section that a payload begins with.
 
     Raises:
-        WireError: there cannot be so many.
+        WireError: the payload cannot hold so many.
     """
     name = codec_for(header).name
     checks.floating(header, name)
@@ -56,10 +56,10 @@ def open_prefix(header: wire.Header, head: bytes | memoryview) -> tuple[int, int
 
 
 def check_values(header: wire.Header, head: bytes | memoryview, inner: wire.Header) -> type[Codec]:
-    """Return the codec of the message inside, whose payload is yet to be checked.
+    """Return the codec of the message inside, whose payload is yet to be checked; the prefix must have been checked.
 
     Raises:
-        WireError: by its header it is not the message of the values that the prefix, which is right, announces.
+        WireError: the inner header does not fit the values that the prefix announces.
     """
     k, index_bytes = PREFIX.unpack_from(head)
     codec, name = codec_for(inner), codec_for(header).name
@@ -96,7 +96,7 @@ class SparseCodec(Codec):
     @property
     @abc.abstractmethod
     def selection(self) -> dict[str, Any] | None:
-        """Return what the kernels' ``Encoder`` selects the elements by, or None if it cannot."""
+        """Return the arguments by which the kernels' ``Encoder`` selects the elements, or None if it cannot."""
 
     @functools.cached_property
     def encoder(self) -> Any:
@@ -156,7 +156,7 @@ class SparseCodec(Codec):
             payloads = [raw[HEADER_BYTES:] for raw, _ in messages]
             if native.kernels().sparse_sum(payloads, out.size, kind, out) == 0:
                 return
-        # Values that are not plain, or something wrong with a message: look at each.
+        # Some values are not plain, or a message is malformed: decode one by one.
         super().decode_sum_flat(messages, out)
 
     @classmethod
@@ -175,7 +175,7 @@ class SparseCodec(Codec):
         checks.floating(header, cls.name)
         if not decode_by_id(cls, msg, header, out, dtype, add):
             return
-        # Values that are not plain, or something wrong with the message: look at each part.
+        # The values are not plain, or the message is malformed: check and decode its parts.
         indices, message, inner = cls._open(msg, header)
         if inner.codec == NoneCodec.wire_id and inner.dtype is dtype:
             values = message[HEADER_BYTES:]  # as they are
@@ -190,7 +190,7 @@ class RatioCodec(SparseCodec):
     """A sparse codec that aims at a share of the elements.
 
     Args:
-        ratio: that share; above 0, at most 1.
+        ratio: share of the elements; above 0, at most 1.
         values: codec of the sent values.
     """
 
@@ -208,7 +208,7 @@ class RatioCodec(SparseCodec):
     @property
     def selection(self) -> dict[str, Any] | None:
         numerator, denominator = self._share
-        if denominator >= 1 << 63:  # of a ratio such as 1e-40
+        if denominator >= 1 << 63:  # for a ratio such as 1e-40
             return None
         return {"numerator": numerator, "denominator": denominator}
 

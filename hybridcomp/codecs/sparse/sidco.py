@@ -1,4 +1,4 @@
-"""``sidco``: about the k = ceil(ratio * n) largest elements, by a limit that is estimated, not sorted out.
+"""``sidco``: about the k = ceil(ratio * n) largest elements, by a limit that is estimated without sorting.
 
 After Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for Distributed
 Training Systems" (SIDCo, MLSys 2021): the magnitudes are taken as exponential, which gives the limit that a
@@ -6,10 +6,10 @@ share of them reaches; since they are not, a stage keeps at most a quarter, and 
 excess over the last limit. The paper adapts the number of stages over training steps. A codec keeps no state, so
 here the fit counts: on a sample, each stage starts from the survivors that the last one really left, stages are
 added while too many remain, and one that went too far is taken back between the last two limits, until about
-twice the share is left. One pass over the tensor takes what reaches that limit; the last stages count all of
-those, so that the share is right within a tenth whatever the sample missed.
+twice the share is left. One pass over the tensor takes the elements that reach that limit; the last stages count
+all of those, so that the share is right within a tenth whatever the sample missed.
 
-With ``fit=pareto`` what exceeds the last limit, x, is taken as generalised Pareto: a share (1 - k x / alpha)^(1 / k)
+With ``fit=pareto`` the excess x over the last limit is taken as generalised Pareto: a share (1 - k x / alpha)^(1 / k)
 exceeds x, where the moments give, with the mean mu and the variance var of x, k = (mu^2 / var - 1) / 2 and alpha =
 mu (mu^2 / var + 1) / 2. Tails may then be lighter or heavier than exponential ones, whose k is zero. mu^2 / var above
 64 counts as 64.
@@ -39,20 +39,20 @@ from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.sparse.base import RatioCodec
 from hybridcomp.codecs.table import register
 
-FITS = ("exponential", "pareto")  # by the kernels' numbers
+FITS = ("exponential", "pareto")  # in the order of the kernels' numbers
 MOST_STAGES = 16
 
 
 @register
 class SIDCoCodec(RatioCodec):
-    """Statistical threshold.
+    """Codec with a statistical threshold.
 
     Args:
         ratio: share of the elements that is aimed at; above 0, at most 1.
         values: codec of the sent values, as for ``topk``.
-        stages: 0: as many fits as it takes; 1 to 16: the paper's, that many, whatever number of elements they
-            find up to 1.25 k (if more, the k largest). A rule's ``adapt = "sidco"`` changes it as training goes on.
-        fit: what magnitudes are taken as, ``exponential`` or ``pareto``.
+        stages: number of fits. 0: as many as it takes; 1 to 16: the paper's, whatever number of elements they find
+            up to 1.25 k (if more, the k largest). A rule's ``adapt = "sidco"`` changes it as training goes on.
+        fit: distribution that magnitudes are taken to have, ``exponential`` or ``pareto``.
     """
 
     name = "sidco"
@@ -73,12 +73,12 @@ class SIDCoCodec(RatioCodec):
 
     @property
     def fit(self) -> str:
-        """Return what magnitudes are taken as."""
+        """Return the distribution that magnitudes are taken to have."""
         return self._fit
 
     @property
     def distribution(self) -> int:
-        """Return the kernels' number of what magnitudes are taken as."""
+        """Return the kernels' number of the distribution in :attr:`fit`."""
         return FITS.index(self._fit)
 
     @property
@@ -103,13 +103,13 @@ class SIDCoCodec(RatioCodec):
         return native.kernels().sparse_sidco(src.data, src.dtype, *how)
 
     def limit(self, src: Flat) -> float:
-        """Return the limit that the fits of at least one stage give, before anyone counts what reaches it.
+        """Return the limit that the fits of at least one stage give, before the elements that reach it are counted.
 
         Args:
-            src: at least one element.
+            src: array of at least one element.
 
         Returns:
-            That magnitude; infinity where more than the share of the elements is not finite.
+            The magnitude; infinity where more than the share of the elements is not finite.
         """
         how = (self.k(src.size), self._stages, self.distribution)
         return float(native.kernels().sparse_sidco_limit(src.data, src.dtype, *how))

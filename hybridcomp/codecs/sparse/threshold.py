@@ -1,7 +1,7 @@
 """``threshold``: the elements of at least a given magnitude; the rest decode to zero.
 
-Sent are the elements with ``|x| >= abs``, or with ``|x| >= rel`` times the root mean square of the tensor's
-finite elements, and every NaN. How many those are depends on the data, so ``bound`` is that of all elements.
+It sends the elements with ``|x| >= abs``, or with ``|x| >= rel`` times the root mean square of the tensor's
+finite elements, and every NaN. Their number depends on the data, so ``bound`` is that of all elements.
 
 The comparison is exact, in the tensor's own type. The mean square is summed in double, in an order that does
 not depend on threads: 16 lanes over each block of 65,536 elements, the lanes halved until one is left, the
@@ -26,11 +26,11 @@ _DEFAULT_REL = 3.0
 
 @register
 class ThresholdCodec(SparseCodec):
-    """Magnitude threshold. Of ``abs`` and ``rel`` give one; without either, ``rel`` is 3.
+    """Codec with a magnitude threshold: one of ``abs`` and ``rel``; without either, ``rel`` is 3.
 
     Args:
         abs: the least magnitude that is sent; above 0.
-        rel: the same, as a multiple of the tensor's root mean square; above 0.
+        rel: the least magnitude as a multiple of the tensor's root mean square; above 0.
         values: codec of the sent values, as for ``topk``.
     """
 

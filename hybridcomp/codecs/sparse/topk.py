@@ -1,10 +1,10 @@
 """``topk``: exactly the k elements of largest magnitude; the rest decode to zero.
 
-k = ceil(ratio * n). Of equal magnitudes the lower indices are taken; NaN counts as the largest. The selection
+k = ceil(ratio * n). Among equal magnitudes the lower indices are taken; NaN counts as the largest. The selection
 is exact. A sample gives two limits between which the k-th magnitude nearly always lies; one pass over the
-tensor takes what reaches the lower one; radix selection on the bits of what lies between (as in Alabi et al.,
-"Fast k-Selection Algorithms for Graphics Processing Units", 2012) finds the rest. Where the sample misled,
-radix selection goes over the whole tensor: the message is the same.
+tensor takes the elements that reach the lower one; radix selection on the bits of those in between (as in Alabi
+et al., "Fast k-Selection Algorithms for Graphics Processing Units", 2012) finds the rest. Where the sample
+misled, radix selection goes over the whole tensor: the message is the same.
 
 The payload is that of :mod:`~hybridcomp.codecs.sparse.base`.
 """
@@ -22,7 +22,7 @@ from hybridcomp.codecs.table import register
 
 @register
 class TopKCodec(RatioCodec):
-    """Magnitude top-k.
+    """Codec of the k largest magnitudes.
 
     Args:
         ratio: share of the elements that is sent; above 0, at most 1.

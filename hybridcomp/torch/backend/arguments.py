@@ -15,7 +15,7 @@ class OperationOptions(NamedTuple):
         op: the reduce operation; None is a sum.
         root: the rank in the group that sends to, or receives from, all.
         timeout: seconds that a wait may take; None is the group's own timeout.
-        waits: the caller waits as soon as it has the work.
+        waits: whether the caller waits as soon as it has the work.
     """
 
     op: Any = None
@@ -29,7 +29,7 @@ _NO_TIME = timedelta(0)
 
 
 def operation_options(*given: Any) -> OperationOptions:
-    """Sort out arguments by what they are.
+    """Sort arguments into options by their types.
 
     Args:
         given: options objects, reduce operations, roots, timeouts, or None, in any order.

@@ -24,7 +24,7 @@ def export_environment() -> None:
         ConfigError: there is no default group yet, or it is another backend's.
     """
     group: Any = dist.group.WORLD if dist.is_initialized() else None
-    comm = getattr(group, "comm", None)  # of a HybridProcessGroup
+    comm = getattr(group, "comm", None)  # only a HybridProcessGroup has one
     if comm is None:
         raise ConfigError('export_environment comes after dist.init_process_group("hybridcomp")')
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)

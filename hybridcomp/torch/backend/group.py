@@ -44,11 +44,11 @@ class Group(ProcessGroup):
 
     Attributes:
         comm: the communicator that carries its messages.
-        beside: of the same ranks, for hooks; they end with this.
-        options: what it was made with; a group split from it gets a copy.
+        beside: sessions of the same ranks, for hooks; they end with this group.
+        options: options that it was made with; a group split from it gets a copy.
     """
 
-    # What torch asks of a backend, which this is, too.
+    # Answers to what torch asks of a backend: the group is its own backend.
     supports_splitting = True
     supports_coalescing = True
     supports_shrinking = False
@@ -59,9 +59,9 @@ class Group(ProcessGroup):
         """Adapt ``comm``.
 
         Args:
-            comm: spans the group; the process group frees it.
-            init: what both were made from. The axis is the options'; None takes it from the description that torch
-                gives later.
+            comm: communicator that spans the group; the process group frees it.
+            init: arguments that both were made from. The axis is the options'; None takes it from the description
+                that torch gives later.
         """
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self.comm = comm
@@ -176,11 +176,11 @@ class Group(ProcessGroup):
         """Make a group of some of its ranks. All of its ranks call this, and only those of the new one meet.
 
         Args:
-            ranks: of this group.
-            timeout: of the new group; None is this one's.
-            opts: None is a copy of this group's.
-            group_name: the same on all of ``ranks``, and new.
-            group_desc: names the mesh axis; None is this group's axis.
+            ranks: ranks of this group.
+            timeout: timeout of the new group; None is this one's.
+            opts: options of the new group; None is a copy of this group's.
+            group_name: name of the new group, the same on all of ``ranks``, and new.
+            group_desc: description, which names the mesh axis; None is this group's axis.
             device_types: any; one communicator carries all devices' tensors.
 
         Returns:
@@ -218,10 +218,10 @@ class Group(ProcessGroup):
         """Start an operation, or several as one.
 
         Args:
-            op: its name in profiles.
-            tensors: what goes in.
-            options: how long a wait for it may take, unless that says so itself, and whether it is next.
-            start: starts one.
+            op: name of the operation in profiles.
+            tensors: inputs of the operation.
+            options: timeout of a wait that is given none, and whether the caller waits at once.
+            start: function that starts one operation.
             columns, extra: its arguments: a row of the columns is one operation's, and the others are alike for all.
 
         Raises:

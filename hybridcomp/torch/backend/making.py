@@ -19,19 +19,19 @@ from hybridcomp.torch.backend.options import GroupInit, default_policy
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
 
-_users: set[int] = set()  # the process that makes groups
+_users: set[int] = set()  # ids of the processes that make groups
 
 
 def make_communicator(init: GroupInit, name: str, timeout: timedelta) -> Communicator:
     """Make the communicator of a process group. Collective over the group's ranks.
 
     Args:
-        init: who they are, where they meet, and what the caller wants.
-        name: torch's, for error messages.
-        timeout: of the group, and for its ranks to come.
+        init: ranks of the group, the store where they meet, and the caller's options.
+        name: torch's name of the group, for error messages.
+        timeout: timeout of the group, and of the wait for its ranks.
 
     Raises:
-        ConfigError, PolicyError, MismatchError, CollectiveTimeoutError: as of :func:`.registration.create`.
+        ConfigError, PolicyError, MismatchError, CollectiveTimeoutError: as for :func:`.registration.create`.
     """
     options = init.options
     policy = default_policy() if options.policy is None else load_policy(options.policy)

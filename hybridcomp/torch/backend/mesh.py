@@ -42,7 +42,7 @@ def install() -> None:
 
 def _adopt(group_name: Any, axis: str) -> None:
     group: Any = dist.group.WORLD
-    comm = getattr(group, "comm", None)  # of a HybridProcessGroup
+    comm = getattr(group, "comm", None)  # only a HybridProcessGroup has one
     if comm is None or group_name != group.group_name:
         return
     if comm.axis == "default" and not axis.startswith("dim_"):

@@ -19,9 +19,9 @@ def monitored_barrier(comm: Communicator, seconds: float, wait_all_ranks: bool) 
     """Wait for all ranks: each tells rank 0 that it is here, and is told when all are.
 
     Args:
-        comm: whose ranks.
-        seconds: to wait.
-        wait_all_ranks: name all missing ranks, not only the first.
+        comm: communicator of the ranks.
+        seconds: longest wait, in seconds.
+        wait_all_ranks: whether to name all missing ranks, not only the first.
 
     Raises:
         CollectiveTimeoutError: on every rank that came; on rank 0 it names those that did not.

@@ -21,7 +21,7 @@ def factor_of(op: Any) -> float | torch.Tensor:
     """Return the factor of a ``PREMUL_SUM``.
 
     Raises:
-        NotImplementedError: it has none.
+        NotImplementedError: the operation has no factor.
     """
     op = getattr(op, "reduceOp", op)
     factor = getattr(op, "factor", None)

@@ -22,11 +22,11 @@ class Options:
     """``pg_options`` of ``init_process_group("hybridcomp")`` and ``new_group``.
 
     Attributes:
-        policy: as :func:`hybridcomp.load_policy` takes it; None is what :func:`set_policy` said, else
+        policy: policy as :func:`hybridcomp.load_policy` takes it; None is that of :func:`set_policy`, else of
             ``HYBRIDCOMP_POLICY``, else ``auto`` where a profile was calibrated, and ``hybrid`` elsewhere.
         axis: the mesh axis that the group spans; None finds it from the group's description (a device mesh
             describes the groups of its axis ``dp`` as ``mesh_dp``).
-        timeout: None is the ``timeout=`` that torch passes.
+        timeout: timeout of the group; None is the ``timeout=`` that torch passes.
 
     Raises:
         PolicyError: the policy cannot be read.
@@ -53,7 +53,7 @@ class GroupInit(NamedTuple):
         ranks: the members, of ``MPI.COMM_WORLD``, in the group's order.
         rank: this process's place among them.
         store: the members' own part of torch's store.
-        options: the caller's.
+        options: the caller's options.
     """
 
     ranks: list[int]

@@ -3,7 +3,7 @@
 A thin adapter: it reads torch's arguments, in the forms of old and new versions (torch 2.13 calls
 ``all_gather_single`` where earlier ones call ``_allgather_base``), and starts :mod:`.operations`. Every method
 returns at once with a work, but for an ``all_reduce`` whose caller would wait, if that is one call of MPI: it is done.
-What it has to offer no version for raises ``NotImplementedError``.
+Operations that it cannot offer in any form raise ``NotImplementedError``.
 """
 
 # torch's stubs declare an overload for every form of a method's arguments; here one method reads them all.
@@ -178,8 +178,8 @@ class HybridProcessGroup(Group):
         """Wait for all ranks; rank 0 names those that do not come.
 
         Args:
-            timeout: None is the group's own.
-            wait_all_ranks: name all missing ranks, not only the first.
+            timeout: longest wait; None is the group's own.
+            wait_all_ranks: whether to name all missing ranks, not only the first.
 
         Raises:
             CollectiveTimeoutError: on every rank that came.

@@ -15,7 +15,7 @@ class Promise:
     tensor. One that a continuation raises is an error there, too.
 
     Attributes:
-        future: to hand out.
+        future: future to hand out.
     """
 
     def __init__(self, devices: list[torch.device] | None = None) -> None:

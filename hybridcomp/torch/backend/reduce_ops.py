@@ -48,7 +48,7 @@ _NARROW = {
     torch.float8_e5m2,
     torch.float8_e5m2fnuz,
 }
-# Whose averages torch can divide; they are cut off, as NCCL does.
+# Integer types whose averages torch can divide; averages are truncated, as NCCL does.
 _DIVIDED = _INTEGERS - {torch.uint16, torch.uint32, torch.uint64}
 
 
@@ -56,10 +56,10 @@ class Reduction(NamedTuple):
     """The way to reduce tensors of one dtype.
 
     Attributes:
-        op: for the communicator.
-        factor: multiply every rank's values with it first (``PREMUL_SUM``); None leaves them.
-        dtype: to reduce in; None is the tensors' own.
-        truncates: divide the sum by the number of ranks and cut off what is behind the point.
+        op: operation of the communicator.
+        factor: factor by which every rank's values are multiplied first (``PREMUL_SUM``); None leaves them.
+        dtype: dtype to reduce in; None is the tensors' own.
+        truncates: whether to divide the sum by the number of ranks and truncate the quotient.
     """
 
     op: MPI.Op | str
@@ -69,7 +69,7 @@ class Reduction(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Tell whether the communicator's operation on the tensors' own memory is all."""
+        """Tell whether the communicator's operation on the tensors' own memory suffices."""
         return self.factor is None and self.dtype is None and not self.truncates
 
 
@@ -81,10 +81,10 @@ def reduction(op: Any, dtype: torch.dtype) -> Reduction:
 
     Args:
         op: a ``ReduceOp`` or one of its members; None is SUM.
-        dtype: of the tensors.
+        dtype: dtype of the tensors.
 
     Raises:
-        NotImplementedError: names the operation and the dtype.
+        NotImplementedError: the operation cannot reduce the dtype; names both.
     """
     kind = op_kind(op)
     known = _known.get((int(kind), dtype))

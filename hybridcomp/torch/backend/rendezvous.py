@@ -88,7 +88,7 @@ def _store(size: int, timeout: timedelta) -> TCPStore:
 
 
 def _card(*lines: str) -> bytearray:
-    """Return what rank 0 tells the others, in the bytes that they expect."""
+    """Return the message of rank 0 to the others, padded to the bytes that they expect."""
     return bytearray("\n".join(lines).encode()[:_CARD_BYTES].ljust(_CARD_BYTES, b"\n"))
 
 

@@ -27,8 +27,8 @@ def all_reduce_sparse(comm: Communicator, tensor: torch.Tensor, op: Any) -> Comm
     Returns once all ranks have said how many entries they have, which it waits for; the entries follow.
 
     Args:
-        comm: of the group.
-        tensor: of the same shape, dtype and number of sparse dims on all ranks.
+        comm: communicator of the group.
+        tensor: tensor of the same shape, dtype and number of sparse dims on all ranks.
         op: SUM or AVG.
 
     Raises:

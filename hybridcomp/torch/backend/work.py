@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 class CommWork(Work):
     """A work of one or several operations in flight, with the function to call when they have ended.
 
-    Completion runs once, in the thread that sees the last operation end: the one that waits, or the background
-    thread. It copies staged results to their tensors, then fills the future; on CUDA in the order of the streams that
-    were current when this was made. Who waits has the current streams wait for that. Where nothing is to be copied and
+    Completion runs once, in the thread that sees the last operation end: the waiting one, or the background thread.
+    It copies staged results to their tensors, then fills the future; on CUDA in the order of the streams that were
+    current when this was made. A wait makes the current streams wait for that. Where nothing is to be copied and
     nobody has asked for the future, there is nothing to do.
 
     Attributes:
-        requests: what is in flight.
-        limit: seconds that :meth:`wait` waits if it is not told; None is the group's own timeout.
+        requests: operations in flight.
+        limit: seconds that :meth:`wait` waits if it is given no timeout; None is the group's own timeout.
     """
 
     limit: float | None = None
@@ -43,8 +43,8 @@ class CommWork(Work):
     _error: BaseException | None = None
     _promise: Promise | None = None
     _mark: Range | None = None
-    _asker: int | None = None  # the thread, while a trace is recorded
-    _left: int | None = None  # of the requests; None while nobody is to see the last one end
+    _asker: int | None = None  # the thread that asked for the future, while a trace is recorded
+    _left: int | None = None  # requests that have not ended; None while nobody is to see the last one end
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class CommWork(Work):
         """Make a work of started operations.
 
         Args:
-            requests: what to wait for; may be empty.
+            requests: operations to wait for; may be empty.
             outputs: the tensors that hold the result; the future's value.
-            commit: called once after all of ``requests`` ended well.
+            commit: function to call once after all of ``requests`` ended well.
         """
         Work.__init__(self)
         self.requests = requests
@@ -80,11 +80,11 @@ class CommWork(Work):
         """Return True when the results are in their tensors.
 
         Args:
-            timeout: None or zero is that of the operation's options, or else the group's own.
+            timeout: longest wait; None or zero is that of the operation's options, or else the group's own.
 
         Raises:
             CollectiveTimeoutError: the operation did not end in time.
-            HybridcompError: what went wrong in the operation.
+            HybridcompError: the operation failed.
         """
         if self._completed and not (self.requests or self._error or self._mark or self._caller):
             return True
@@ -210,7 +210,7 @@ class CommWork(Work):
 
     def _keep(self, promise: Promise) -> None:
         if self._error is None:
-            with _of(self._caller):  # whose events a future of CUDA tensors takes
+            with _of(self._caller):  # a future of CUDA tensors takes these streams' events
                 promise.succeed(self._outputs)
         else:
             promise.fail(self._error)

@@ -1,1 +1,1 @@
-"""Run operations over a process group of torch's: what they send between two waits travels as one exchange."""
+"""Run operations over a process group of torch's: their messages between two waits travel as one exchange."""

@@ -1,4 +1,4 @@
-"""Let the policy ``auto`` decide for a process group of torch's: its exchanges carry what ranks have measured."""
+"""Let the policy ``auto`` decide for a process group of torch's: its exchanges carry the ranks' measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hybridcomp.policy.auto.reviews import Reviews
 from hybridcomp.torch.exchange.pipeline import Pipeline
 from hybridcomp.torch.exchange.worker import Worker
 
-_SECONDS = 300.0  # that an exchange of measurements may take
+_SECONDS = 300.0  # longest time of an exchange of measurements
 _LOCAL = "LOCAL_WORLD_SIZE"  # torchrun's: ranks of a host
 
 
@@ -28,8 +28,8 @@ class Automatic:
     Args:
         table: statistics of its operations.
         worker: the thread that runs them.
-        pipeline: of its batches.
-        group: moves its bytes.
+        pipeline: pipeline of its batches.
+        group: group that moves its bytes.
     """
 
     def __init__(self, table: StatTable, worker: Worker, pipeline: Pipeline, group: Any) -> None:
@@ -60,12 +60,12 @@ class Automatic:
         return decider
 
     def review(self, operation: int) -> None:
-        """Do what is due before the operation of this number."""
+        """Run the review, if it is due, before the operation of this number."""
         if self._reviews is not None and operation >= self._due:
             self._due = operation + self._reviews.review(operation)
 
     def gather(self, values: Array) -> Callable[[], Array]:
-        """Gather all ranks' values once what was started has ended; return what waits for them."""
+        """Gather all ranks' values once started operations have ended; return the function that waits for them."""
         future: Future[Array] = Future()
 
         def run() -> None:

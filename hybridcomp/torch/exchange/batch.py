@@ -1,7 +1,7 @@
 """Run operations that travel together: between two exchanges each goes on until it waits for a message.
 
-All ranks do as many exchanges for a batch, whatever becomes of its operations: a rank on which one fails tells the
-others in the next exchange why, so that none waits for it.
+All ranks do the same number of exchanges for a batch, whatever becomes of its operations: a rank on which one fails
+tells the others why in the next exchange, so that none waits for it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from hybridcomp.torch.exchange.transport import BatchTransport
 
 _PAUSE = 50e-6  # seconds between two looks at a device
 _EXCHANGES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
-_SPARE = 1 << 10  # bytes: what a rank may send beyond what is waited for, to say why it has failed
+_SPARE = 1 << 10  # bytes that a rank may send beyond those waited for, to say why it has failed
 
 
 class BatchPlan(NamedTuple):
     """The plan of a batch, which all ranks know before it starts.
 
     Attributes:
-        key: by which batches are alike: the sizes of their messages, where those are ``fixed``.
-        exchanges: how many it takes.
-        fixed: its messages are as long each time.
-        nbytes: of its results.
-        most_bytes: that one rank sends another in an exchange, at most.
+        key: key that batches with the same sizes of messages share, where those are ``fixed``.
+        exchanges: number of exchanges that it takes.
+        fixed: whether its messages are as long each time.
+        nbytes: bytes of its results.
+        most_bytes: most bytes that one rank sends another in an exchange.
     """
 
     key: Hashable
@@ -49,9 +49,9 @@ class BatchPlan(NamedTuple):
 
         Args:
             op: the kind.
-            dtype: of their elements.
-            parts: of each operation, what carries it and how many elements.
-            layout: whatever else the lengths of their messages depend on, such as shapes.
+            dtype: dtype of their elements.
+            parts: choice and number of elements of each operation.
+            layout: other values that the lengths of their messages depend on, such as shapes.
         """
         known = list(parts)
         linear = [choice.codec for choice, _ in known if isinstance(choice.codec, LinearCodec)]
@@ -70,7 +70,7 @@ class Batch:
     """A batch of operations; every method but :meth:`add` is called by one thread.
 
     Attributes:
-        transport: of its messages.
+        transport: transport of its messages.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Batch:
         """Make a batch without operations.
 
         Args:
-            plan: of it.
-            group: moves its bytes.
-            topology: of the group's ranks.
-            known: by plan and exchange, the bytes to and from each rank; added to.
-            pool: for messages.
+            plan: plan of the batch.
+            group: group that moves its bytes.
+            topology: topology of the group's ranks.
+            known: bytes to and from each rank, by plan and exchange; added to.
+            pool: pool of buffers for messages.
             timeout: seconds that it waits for a device.
         """
         self.transport = BatchTransport(topology, group.rank, pool)
@@ -98,7 +98,7 @@ class Batch:
         self._operations: list[Operation] = []
         self._error: BaseException | None = None
         self._exchange: Exchange | None = None
-        self._buffers: list[ByteArray] = []  # of its exchanges, in which messages lie
+        self._buffers: list[ByteArray] = []  # buffers of its exchanges, in which messages lie
 
     def add(self, operation: Operation) -> None:
         """Add an operation; the same ones in the same order on all ranks."""
@@ -209,7 +209,7 @@ class Batch:
             counts = [_SPARE if rank != group.rank else 0 for rank in range(group.size)]
         said = group.sizes(counts, failed=self._error is not None)
         for rank, (n, waited) in enumerate(zip(said.nbytes, self.transport.rooms(), strict=True)):
-            # A rank that has failed may not have got as far as to wait for what the others send.
+            # A rank that has failed may not wait yet for all that the others send.
             room = max(waited, _SPARE) if self._error is None else self._plan.most_bytes
             if not 0 <= n <= room:
                 raise MismatchError(

@@ -34,7 +34,7 @@ from hybridcomp.torch.exchange.pipeline import Pipeline
 from hybridcomp.torch.exchange.worker import Worker
 
 Tensor = torch.Tensor
-_DEVICE_SECONDS = 300.0  # that a device may take for the work between two exchanges
+_DEVICE_SECONDS = 300.0  # longest time of a device's work between two exchanges
 
 
 class TorchCommunicator(OperationStarter[Operation]):
@@ -45,11 +45,11 @@ class TorchCommunicator(OperationStarter[Operation]):
     :class:`~hybridcomp.collectives.communicator.Communicator`.
 
     Attributes:
-        policy: of all ranks.
-        decider: decides where the policy leaves that to ``auto``; None where it does not.
+        policy: policy of all ranks.
+        decider: decider of the choices that the policy leaves to ``auto``; None where it leaves none.
         feedback: error-feedback memory of named messages.
-        warm: what linear codecs keep of named messages.
-        on_start: called with each operation's statistics, in the thread that starts it.
+        warm: arrays that linear codecs keep of named messages.
+        on_start: function called with each operation's statistics, in the thread that starts it.
     """
 
     _coalesced = 1 << 62  # a round of a linear codec is one exchange to, and one fro
@@ -60,11 +60,11 @@ class TorchCommunicator(OperationStarter[Operation]):
         """Start operations on a group.
 
         Args:
-            group: that nobody else uses.
-            policy: the same on all ranks.
-            axis: part of the memory's keys.
+            group: group that nobody else uses.
+            policy: policy, the same on all ranks.
+            axis: mesh axis, part of the memory's keys.
             feedback: memory of named messages.
-            name: of the thread.
+            name: name of the thread.
 
         Raises:
             MismatchError: the ranks' versions or policies differ.
@@ -89,7 +89,7 @@ class TorchCommunicator(OperationStarter[Operation]):
         self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
         self._automatic = Automatic(self._table, self._worker, self._pipeline, group)
         self.decider = self._automatic.begin(self.policy)
-        # When this goes, its thread ends.
+        # The thread ends with this object.
         weakref.finalize(self, self._worker.close).atexit = False
         place = (
             (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (group.rank, group.size)
@@ -102,7 +102,7 @@ class TorchCommunicator(OperationStarter[Operation]):
         return self._axis
 
     def review(self) -> None:
-        """Review what ``auto`` has decided, if that is due; called before an operation whose choice is asked for."""
+        """Review the decisions of ``auto``, if that is due; called before an operation whose choice is asked for."""
         if self.decider is not None:
             self._automatic.review(self._started)
 
@@ -115,7 +115,7 @@ class TorchCommunicator(OperationStarter[Operation]):
         """Let the operations that are started inside travel together.
 
         Args:
-            plan: of them; the same on all ranks.
+            plan: plan of the operations; the same on all ranks.
         """
         batch = self._batch = Batch(
             plan, self._group, self._topology, self._sizes, self._pool, _DEVICE_SECONDS
@@ -135,7 +135,7 @@ class TorchCommunicator(OperationStarter[Operation]):
             self._worker.submit(lambda: pipeline.start(batch))
 
     def flush(self) -> None:
-        """Let all that has been started go on to its end; to be called where nothing else starts for a while."""
+        """Let all started operations go on to their end; to be called where nothing else starts for a while."""
         self._worker.submit(self._pipeline.flush)
 
     def stats(self) -> list[StatRow]:
@@ -143,7 +143,7 @@ class TorchCommunicator(OperationStarter[Operation]):
         return self._table.rows()
 
     def activity(self) -> Activity:
-        """Return what ``hybridcomp top`` shows of it; may be called by any thread."""
+        """Return the activity that ``hybridcomp top`` shows; may be called by any thread."""
         now, key = time.time() - time.monotonic(), self._group.key
         flying = [
             InFlight(op, axis, f"{key:x}", number, now + operation.began, ())
@@ -173,11 +173,11 @@ class TorchCommunicator(OperationStarter[Operation]):
         """Start an all-gather of every rank's ``send`` into its part of a tensor.
 
         Args:
-            send: 1-D, contiguous.
-            recv: the tensor, and of each rank's part the elements and the first one.
-            name: of what is sent, for traces.
+            send: 1-D contiguous tensor.
+            recv: the tensor, and the number of elements and the first element of each rank's part.
+            name: name of the sent tensor, for traces.
             phase: forward or backward.
-            codec: that carries it.
+            codec: choice that carries it.
         """
         data, (counts, starts) = recv
         given, room = flatten(send, device=True), flatten(data, writable=True, device=True)
@@ -207,13 +207,13 @@ class TorchCommunicator(OperationStarter[Operation]):
         """Start a reduce-scatter: ``recv`` gets this rank's part of the sum of ``send``.
 
         Args:
-            send: 1-D, contiguous: all parts.
+            send: 1-D contiguous tensor of all parts.
             recv: this rank's part.
-            counts: the elements of each rank's part.
+            counts: number of elements of each rank's part.
             op: ``"avg"``; everything else is a sum.
-            name: of the memory of error feedback.
+            name: name of the memory of error feedback.
             phase: forward or backward.
-            codec: that carries it.
+            codec: choice that carries it.
         """
         given, room = flatten(send, device=True), flatten(recv, writable=True, device=True)
         plain = given.nbytes - room.nbytes

@@ -24,7 +24,7 @@ class Sizes(NamedTuple):
     """The sizes of an exchange, which ranks tell each other before it.
 
     Attributes:
-        nbytes: that each rank sends here.
+        nbytes: bytes that each rank sends here.
         failed: the ranks that have failed, this one too.
     """
 
@@ -39,7 +39,7 @@ class ExchangeGroup:
     backend's device where it takes no tensors of the CPU.
 
     Attributes:
-        rank, size: in the group.
+        rank, size: this rank in the group, and the number of ranks.
         key: a random number that tells it from others; the same on all ranks, once they are known to be alike.
     """
 
@@ -104,9 +104,9 @@ class ExchangeGroup:
         """Start to send the first ``counts[0]`` bytes to rank 0, the next to rank 1, and so on.
 
         Args:
-            send: as many bytes as ``counts`` say, which stay as they are until the exchange has ended.
+            send: buffer of as many bytes as ``counts`` say, which stay as they are until the exchange has ended.
             counts: bytes to each rank.
-            recv: as many bytes as ``sizes`` say.
+            recv: buffer of as many bytes as ``sizes`` say.
             sizes: bytes from each rank.
         """
         source = torch.from_numpy(send).to(self._device)
@@ -129,7 +129,7 @@ class Exchange:
         self._recv, self._sizes = recv, sizes
 
     def wait(self) -> list[ByteArray]:
-        """Return what each rank has sent, in views of the receive buffer."""
+        """Return the bytes that each rank has sent, as views of the receive buffer."""
         self._work.wait()
         if self._target.device.type != "cpu":
             torch.from_numpy(self._recv).copy_(self._target)

@@ -15,17 +15,17 @@ class Operation(Completion):
     """A started operation, as :class:`~hybridcomp.collectives.execution.request.Request` is one over MPI.
 
     Attributes:
-        status: of a receive; None.
-        began: when it did, by :func:`time.monotonic`.
+        status: None: only a receive has a status.
+        began: time at which it began, by :func:`time.monotonic`.
     """
 
     def __init__(self, steps: Steps, what: Name, finish: Callable[[], None]) -> None:
         """Make an operation.
 
         Args:
-            steps: what it does.
-            what: its name.
-            finish: arranges that it ends, without waiting for that.
+            steps: steps of the operation.
+            what: name of the operation.
+            finish: function that arranges that it ends, without waiting for that.
         """
         super().__init__(what)
         self.status = None
@@ -43,7 +43,7 @@ class Operation(Completion):
 
         Raises:
             CollectiveTimeoutError: it did not end in time; it may still end later.
-            Exception: what went wrong in it, here or on another rank.
+            Exception: the operation failed, here or on another rank.
         """
         if not self.done:
             self._finish()

@@ -1,7 +1,7 @@
 """Pack messages to bytes that travel together, and take them apart again.
 
 A message is packed as its tag and its length, 8 bytes each, little-endian, and its bytes, padded to a multiple of 16.
-The tag :data:`FAILED` is of a text: the error for which a rank has nothing else to send. What follows it is padding.
+The tag :data:`FAILED` marks a text: the error for which a rank has nothing else to send. Padding follows it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def pack(messages: Sequence[tuple[int, ByteArray]], out: ByteArray) -> None:
     """Write messages, each with its tag, one after another.
 
     Args:
-        messages: tags above 0.
-        out: as many bytes as :func:`packed_size` says of all.
+        messages: messages with tags above 0.
+        out: buffer of as many bytes as :func:`packed_size` says of all.
     """
     at = 0
     for tag, data in messages:
@@ -39,7 +39,7 @@ def pack(messages: Sequence[tuple[int, ByteArray]], out: ByteArray) -> None:
 
 
 def pack_failure(text: str, out: ByteArray) -> None:
-    """Fill room, which others wait for, with as much of an error's text as it has room for."""
+    """Fill a buffer that other ranks wait for with as much of an error's text as fits."""
     out[:] = 0
     room = out.size - _ENTRY.size
     if room < 0:

@@ -30,7 +30,7 @@ class Pipeline:
         """Let all batches go on in turn until one has ended, or all have.
 
         Args:
-            batch: the one; None for all.
+            batch: the batch to end; None for all.
         """
         while self._flying and (batch is None or batch in self._flying):
             for each in list(self._flying):

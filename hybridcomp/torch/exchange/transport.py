@@ -74,7 +74,7 @@ class BatchTransport(Transport):
         return [sum(packed_size(message.data.size) for message in messages) for messages in self._sends]
 
     def rooms(self) -> list[int]:
-        """Return the most bytes that each rank may send of what this one waits for."""
+        """Return the most bytes that each rank may send for the messages that this one waits for."""
         return [
             sum(packed_size(message.data.size) for queue in tags.values() for message in queue)
             for tags in self._receives
@@ -99,11 +99,11 @@ class BatchTransport(Transport):
             messages.clear()
 
     def deliver(self, peer: int, data: ByteArray) -> None:
-        """Give what a rank has sent to those who wait for it, who may look at it until the batch ends.
+        """Hand the bytes of a rank to the receives that wait for them; their views of it are good until the batch ends.
 
         Raises:
             WireError: the bytes are no packed messages.
-            MismatchError: nobody waits for a message, or with less room.
+            MismatchError: no receive waits for a message, or it has less room.
             RemoteError: the rank has failed.
         """
         waiting = self._receives[peer]

@@ -38,15 +38,15 @@ class Collectives:
     """The collectives of one process group.
 
     Attributes:
-        comm: that starts operations.
-        rank, size: of the group.
-        hosts: that its ranks are on; None where that is not known.
+        comm: communicator that starts operations.
+        rank, size: this rank in the group, and the number of ranks.
+        hosts: number of hosts that its ranks are on; None where that is not known.
     """
 
     def __init__(
         self, comm: Communicator | TorchCommunicator, native: NativeCollectives | None = None
     ) -> None:
-        """Start operations on a communicator; what is not compressed, by ``native`` where there is such."""
+        """Start operations on a communicator; uncompressed ones by ``native``, where it is given."""
         self.comm = comm
         self._native = native
         self.rank, self.size = comm.rank, comm.size
@@ -58,11 +58,11 @@ class Collectives:
         """Start to gather every rank's part.
 
         Args:
-            output: 1-D, all parts.
+            output: 1-D tensor of all parts.
             own: this rank's part; may lie in ``output``.
-            cut: of a part.
-            phase: for statistics.
-            then: called when ``output`` is there.
+            cut: cut of a part.
+            phase: forward or backward.
+            then: function called when ``output`` is there.
         """
         if self._native is not None and not cut.encoded:
             return self._native.all_gather(output, own, cut.reason, then or _nothing)
@@ -101,10 +101,10 @@ class Collectives:
         """Reduce all ranks' buffers; this rank gets its part.
 
         Args:
-            output: 1-D, this rank's part.
-            given: 1-D, all parts; may be overwritten.
-            cut: of a part.
-            op: torch's: a sum, an average or a ``PREMUL_SUM``.
+            output: 1-D tensor, this rank's part.
+            given: 1-D tensor of all parts; may be overwritten.
+            cut: cut of a part.
+            op: torch's reduce operation: a sum, an average or a ``PREMUL_SUM``.
         """
         if self._native is not None and not cut.encoded:
             self._native.reduce_scatter(output, given, op, cut.reason)
@@ -143,12 +143,12 @@ class Collectives:
         CommWork(requests, [output], commit).wait()
 
     def observe(self, adapting: Adapting, given: Tensor, cut: Cut, feedback: ErrorFeedback) -> None:
-        """Show an adaptation what :meth:`reduce_scatter` is about to send.
+        """Show an adaptation the values that :meth:`reduce_scatter` is about to send.
 
         Args:
-            adapting: of the operation.
-            given, cut: as of :meth:`reduce_scatter`.
-            feedback: has the residuals.
+            adapting: adaptation of the operation.
+            given, cut: as for :meth:`reduce_scatter`.
+            feedback: error feedback that has the residuals.
         """
         parts = given.view(self.size, -1)
         for segment, _ in [*cut.encoded, *cut.exact]:

@@ -33,8 +33,8 @@ class CompressedAllGather(_Allocates, AllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> Any:
-        """Start it. The work is waited for before parameters are used, whatever ``async_op`` says: so what is
-        prefetched is on its way while the module before computes."""
+        """Start the all-gather. The work is waited for before parameters are used, whatever ``async_op`` says: so
+        prefetched parameters are on their way while the module before computes."""
         return self._unit.all_gather(output_tensor, input_tensor, group)
 
 
@@ -42,7 +42,7 @@ class CompressedReduceScatter(_Allocates, ReduceScatter):
     """The compressed reduce-scatter of a module's gradients.
 
     Attributes:
-        parameters: of the next buffer: those that have gradients; None if nobody said.
+        parameters: parameters of the next buffer, those that have gradients; None if they were not told.
     """
 
     def __init__(self, unit: Unit) -> None:

@@ -36,12 +36,12 @@ class Leftovers:
         return rest
 
     def add(self, output: torch.Tensor, cut: Cut, ranks: int) -> None:
-        """Add them to a reduced part, once.
+        """Add the leftovers to a reduced part, once.
 
         Args:
             output: the part.
-            cut: of it.
-            ranks: what sums are divided by.
+            cut: cut of the part.
+            ranks: divisor of sums.
         """
         if not self._missing:
             return

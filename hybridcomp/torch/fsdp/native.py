@@ -1,4 +1,4 @@
-"""Run what is not compressed by the own collectives of a backend that is none of hybridcomp's."""
+"""Run uncompressed operations by the own collectives of a backend that is none of hybridcomp's."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Tensor = torch.Tensor
 
 
 class NativeCollectives:
-    """The collectives of a process group of torch's, which count what they carry.
+    """The collectives of a process group of torch's, which count the bytes that they carry.
 
     Args:
-        group: of torch's.
-        axis: for statistics.
+        group: process group of torch's.
+        axis: mesh axis, for statistics.
     """
 
     def __init__(self, group: Any, axis: str) -> None:
@@ -66,9 +66,9 @@ class PendingWork(Work):
         """Make a work of a started operation.
 
         Args:
-            work: of torch's; None if it has ended.
+            work: torch's work; None if it has ended.
             tensors: the result.
-            commit: called once.
+            commit: function that is called once.
         """
         super().__init__()
         self._work = work
@@ -79,7 +79,7 @@ class PendingWork(Work):
         """Return True when the result is there, on CUDA in the order of the current stream.
 
         Raises:
-            Exception: as the backend's work, or from decoding.
+            Exception: an error of the backend's work, or of decoding.
         """
         commit, self._commit = self._commit, None
         if commit is None:

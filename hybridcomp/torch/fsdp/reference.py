@@ -1,7 +1,7 @@
 """Keep the reference of differences: the parameters as all ranks decoded them last.
 
-As in SDP4Bit (arXiv:2410.15526): a rank sends how its part differs from what all ranks have of it. What a message lost
-is part of the next difference, so errors do not repeat, and differences are small, so errors are too.
+As in SDP4Bit (arXiv:2410.15526), a rank sends how its part differs from the reference, which all ranks have. The error
+of a message is part of the next difference, so errors do not repeat, and differences are small, so errors are too.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Tensor = torch.Tensor
 class Reference:
     """The decoded parameters of a module, whole, on every rank: as much memory as the module unsharded.
 
-    The first values travel uncompressed. In the backward pass nothing does: parameters have not changed since the
-    forward pass, and here they are.
+    The first values travel uncompressed. In the backward pass nothing travels: parameters have not changed since the
+    forward pass, and the reference has them.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Reference:
         self._saved: npt.NDArray[np.uint8] | None = None  # bytes of this rank's part, from a checkpoint
 
     def all_gather(self, collectives: Any, output: Tensor, own: Tensor, cut: Cut, phase: str) -> Any:
-        """Start an all-gather of differences into ``output``; returns the work, or None if all is there."""
+        """Start an all-gather of differences into ``output``; return the work, or None if all is there."""
         if self._values is None and self._saved is not None:
             self._restore(collectives, output, own, phase)
         values = self._values

@@ -25,9 +25,9 @@ class Segment:
     """A parameter in a buffer.
 
     Attributes:
-        name: of the parameter.
-        key: what its error feedback is kept under: the name; one split along another dim than the first is laid out
-            anew for each number of ranks, and its key says which.
+        name: name of the parameter.
+        key: key of its error feedback: the name. A parameter split along another dim than the first is laid out anew
+            for each number of ranks, and its key names both.
         start: its first element in a rank's part.
         size: its elements in a rank's part, padding included.
         total: its elements on all ranks, without padding, which comes last.
@@ -88,8 +88,8 @@ def segments_of(parameters: Sequence[Any], names: dict[int, str], ranks: int) ->
 
     Args:
         parameters: FSDP2's ``FSDPParam`` objects, in the buffer's order.
-        names: by ``id``.
-        ranks: that share the buffer.
+        names: names of the parameters by ``id``.
+        ranks: number of ranks that share the buffer.
     """
     found = []
     start = 0
@@ -118,14 +118,14 @@ def cut(
     """Ask the policy about each segment.
 
     Args:
-        policy, axis: whom to ask, and about which axis.
+        policy, axis: policy to ask, and mesh axis of the ranks.
         op: ``all_gather`` or ``reduce_scatter``.
         phase: forward or backward.
-        dtype: of the buffer.
-        segments: of a rank's part, one after the other.
-        ranks: that share the buffer.
-        step: of training.
-        hosts: that the ranks are on; None where that is not known.
+        dtype: dtype of the buffer.
+        segments: segments of a rank's part, one after the other.
+        ranks: number of ranks that share the buffer.
+        step: step of training.
+        hosts: number of hosts that the ranks are on; None where that is not known.
 
     Raises:
         PolicyError: the feedback cannot serve the operation.

@@ -36,11 +36,11 @@ class FSDPCompression:
     The model keeps it alive. Error feedback is kept by parameter, references of differences by module.
 
     Attributes:
-        policy: what decides on codecs.
+        policy: policy that decides on codecs.
         axis: the policy's section.
         difference: whether differences of parameters are sent.
-        feedback: of gradients.
-        label: names this in a saved state.
+        feedback: error feedback of gradients.
+        label: prefix of its keys in a saved state.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class FSDPCompression:
         found = self._collectives.get(id(group))
         if found is None:
             found = open_collectives(group, self.axis, self.policy, self.feedback)
-            self.policy = found.comm.policy  # where nobody asked for one, rank 0's
+            self.policy = found.comm.policy  # rank 0's, where nobody asked for one
             self._collectives[id(group)] = found
             self._groups.append(group)  # its id is a key: nobody else may get that
             adapting = self._adapting[id(group)] = Adapting(
@@ -110,7 +110,7 @@ class FSDPCompression:
         return found
 
     def adapting(self, group: Any) -> Adapting:
-        """Return the choices of a process group's reduce-scatters, and of what else its policy says."""
+        """Return the choices of a process group's reduce-scatters, by which its all-gathers are chosen, too."""
         self.collectives(group)
         return self._adapting[id(group)]
 
@@ -141,7 +141,7 @@ class FSDPCompression:
     def load_memory(self, arrays: Arrays) -> None:
         """Load the arrays that :meth:`memory` returned.
 
-        What belongs to another number of ranks begins anew, with a warning.
+        State that belongs to another number of ranks begins anew, with a warning.
         """
         parts: dict[str, Arrays] = {RESIDUAL: {}, REFERENCE: {}, RANKS: {}, STEP: {}, DECIDED: {}}
         for key, array in arrays.items():
@@ -187,22 +187,22 @@ def compress_fsdp(
     axis: str = "fsdp",
     difference: bool = False,
 ) -> FSDPCompression:
-    """Compress what FSDP2 sends: the all-gather of parameters and the reduce-scatter of gradients.
+    """Compress FSDP2's messages: the all-gather of parameters and the reduce-scatter of gradients.
 
     Call it after ``fully_shard``, on all ranks alike. The optimizer goes on with full precision: a rank's own shard is
-    never rounded. What all ranks compute with is what they decoded, the owner too, so they compute with the same bits.
+    never rounded. All ranks compute with decoded parameters, the owner too, so they compute with the same bits.
     The replicate axis of a 2-D mesh is reduced by its own process group, under that group's policy.
 
     Args:
         model: FSDP2 modules, at any depth. On a hybridcomp group, or gloo, NCCL or another backend.
-        policy: as :func:`hybridcomp.load_policy` takes it; None is the default of
+        policy: policy as :func:`hybridcomp.load_policy` takes it; None is the default of
             :func:`hybridcomp.torch.set_policy`. Sizes that it compares with ``min_bytes`` are those of a rank's part
             of a parameter in an all-gather, and of the whole gradient in a reduce-scatter. Error feedback of
             gradients needs memory of their whole size on each rank: 4 bytes an element for ``ef``, one for ``loco``.
         axis: the policy's section.
-        difference: send how parameters differ from those that were sent last. Errors do not add up then, but each
-            rank keeps a copy of all parameters as they were decoded; in exchange, nothing is sent in the backward
-            pass.
+        difference: whether to send how parameters differ from those that were sent last. Errors do not add up then,
+            but each rank keeps a copy of all parameters as they were decoded; in exchange, nothing is sent in the
+            backward pass.
 
     Returns:
         The state, which the model keeps; :func:`hybridcomp.torch.state_dict` saves it.
@@ -223,7 +223,7 @@ def open_collectives(group: Any, axis: str, policy: Policy, feedback: ErrorFeedb
     Raises:
         MismatchError: the ranks' policies differ.
     """
-    comm = getattr(group, "comm", None)  # of a HybridProcessGroup
+    comm = getattr(group, "comm", None)  # only a HybridProcessGroup has one
     if comm is None:
         beside = TorchCommunicator(ExchangeGroup(group), policy, axis, feedback, f"hybridcomp-fsdp:{axis}")
         return Collectives(beside, NativeCollectives(group, axis))

@@ -25,10 +25,10 @@ class Unit:
     """A group of parameters that FSDP2 communicates together.
 
     Attributes:
-        name: of its module.
-        step: reductions so far.
+        name: name of its module.
+        step: number of reductions so far.
         group: the process group of the ranks that share its parameters.
-        reference: of differences; None if parameters themselves are sent.
+        reference: reference of differences; None if parameters themselves are sent.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Unit:
         Args:
             output: this rank's part.
             given: all parts; may be overwritten.
-            group: of FSDP2.
-            op: torch's.
-            parameters: those that have gradients; None if that is not known.
+            group: process group of FSDP2.
+            op: torch's reduce operation.
+            parameters: parameters that have gradients; None if they are not known.
         """
         if parameters is None:
             parameters = [p for p in self._parameters if p.sharded_param.requires_grad]

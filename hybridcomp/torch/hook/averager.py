@@ -36,7 +36,7 @@ Named = Sequence[tuple[str, tuple[int, ...]]]
 
 
 class Averager:
-    """An averager of buffers over one group, with what compression keeps from one step to the next.
+    """An averager of buffers over one group, with the state that compression keeps from one step to the next.
 
     Error-feedback memory and PowerSGD's factors are kept by parameter name: parameters may come in other buffers.
     It is a :class:`~hybridcomp.torch.registry.Member` of the process's registry.
@@ -45,7 +45,7 @@ class Averager:
         policy: the same on all ranks.
         axis: the policy's section.
         label: its prefix in a saved state.
-        step: of training, as far as whoever uses it counts.
+        step: step of training, as far as its user counts.
         feedback: error-feedback memory.
     """
 
@@ -63,12 +63,12 @@ class Averager:
 
         Args:
             policy: the same on all ranks.
-            kind: what uses it, for its label.
+            kind: kind of its user, for its label.
             axis: the policy's section.
             group: the ranks; None is the default group.
-            stage: of a pipeline, whose parameters they are; for a policy's ``stages``.
-            remembers: what a codec loses stays for the next buffer, by error feedback, where the policy says so; False
-                where the next one is in other coordinates.
+            stage: pipeline stage that the parameters belong to; for a policy's ``stages``.
+            remembers: whether error feedback, where the policy says so, keeps a codec's error for the next buffer;
+                False where the next one is in other coordinates.
         """
         self.policy = policy
         self.axis = axis
@@ -85,7 +85,7 @@ class Averager:
         self._adapting: Adapting | None = None
         self._decided: Arrays = {}  # loaded before anything was sent
         registry.add(self)
-        # When this goes, its statistics stay.
+        # The statistics stay when this object goes.
         weakref.finalize(self, _keep, self._counts).atexit = False
 
     def average(
@@ -94,10 +94,10 @@ class Averager:
         """Start to average a buffer over the ranks, in place. All start the same buffers in the same order.
 
         Args:
-            buffer: 1-D, floating-point: parameters one after another.
-            parameters: gives their names and shapes; asked where ``key`` is new.
-            key: by which buffers are alike: the same parameters.
-            step: of training, for warm-up and for codecs that draw random numbers.
+            buffer: 1-D floating-point tensor: parameters one after another.
+            parameters: function that returns their names and shapes; called where ``key`` is new.
+            key: key that buffers of the same parameters share.
+            step: step of training, for warm-up and for codecs that draw random numbers.
 
         Returns:
             The average on its way; None on the only rank, whose buffer is the average.
@@ -118,7 +118,7 @@ class Averager:
         return operations.average(buffer, split, step)
 
     def flush(self) -> None:
-        """Have what was started go on to its end; to be called where no other buffer follows for a while."""
+        """Let started averages go on to their end; to be called where no other buffer follows for a while."""
         if self._operations is not None:
             self._operations.flush()
 
@@ -130,7 +130,7 @@ class Averager:
 
     def _with_operations(self, group: Any) -> Operations:
         if self._operations is None:
-            comm = getattr(group, "comm", None)  # of a HybridProcessGroup, whatever the backend's name
+            comm = getattr(group, "comm", None)  # a HybridProcessGroup has one, whatever the backend's name
             if comm is None:
                 exchanges, name = ExchangeGroup(group), f"hybridcomp-{self.label}"
                 own = TorchCommunicator(exchanges, self.policy, self.axis, self.feedback, name)
@@ -187,7 +187,7 @@ class Averager:
             self._adapting.load_memory(self._decided)
 
     def advance(self) -> None:
-        """Do nothing: whoever uses it counts its steps."""
+        """Do nothing: the averager's user counts its steps."""
 
 
 def _keep(counts: Counts) -> None:

@@ -33,10 +33,10 @@ class Counts:
         """Count an operation that has carried ``pieces``, each as one.
 
         Args:
-            call: what it came to, shared by elements.
-            pieces: at least one.
-            dtype: of the gradients.
-            ranks: how many.
+            call: statistics of the operation, which are shared out by elements.
+            pieces: at least one piece.
+            dtype: dtype of the gradients.
+            ranks: number of ranks.
         """
         elements = sum(piece.size for piece in pieces)
         for piece in pieces:

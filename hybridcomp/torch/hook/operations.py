@@ -1,7 +1,7 @@
 """Average a hook's buckets by operations of a communicator: one for the parameters of each codec, or one for each.
 
-In it each parameter is carried as by itself, so that the bits of a result, and what error feedback keeps, do not depend
-on which parameters share a bucket: DDP rebuilds its buckets, and a run may resume with other ones. Small uncompressed
+An operation carries each parameter as if it were alone, so that the bits of results and of residuals do not depend on
+which parameters share a bucket: DDP rebuilds its buckets, and a run may resume with other ones. Small uncompressed
 parameters go as one array.
 """
 
@@ -40,10 +40,10 @@ class Follows(Protocol):
 
 
 class Operations(abc.ABC):
-    """Starts the operations of one hook.
+    """Starter of the operations of one hook.
 
     Attributes:
-        comm: that starts them; nobody else uses it.
+        comm: communicator that starts them; nobody else uses it.
     """
 
     def __init__(self, comm: OperationStarter[Any], counts: Counts) -> None:
@@ -56,9 +56,9 @@ class Operations(abc.ABC):
         """Start to average a bucket, in place.
 
         Args:
-            buffer: in host memory, or on a CUDA device; where kernels do not run, it is averaged on a host's copy.
+            buffer: bucket in host memory, or on a CUDA device; where kernels do not run, a host's copy is averaged.
             split: its pieces.
-            step: of training, for codecs that draw random numbers.
+            step: step of training, for codecs that draw random numbers.
         """
         target = staging.Target(buffer.detach(), load=True)
         values = flatten(target.data, writable=True, device=True)
@@ -71,11 +71,12 @@ class Operations(abc.ABC):
         """Start to average pieces of an array, which ``bucket`` follows.
 
         Args:
-            bucket: that the operations belong to.
+            bucket: bucket that the operations belong to.
             values: the array.
             split: its pieces.
-            step: of training.
-            joins: one operation for the pieces of one codec, where the communicator does that; the same on all ranks.
+            step: step of training.
+            joins: whether one operation carries the pieces of one codec, where the communicator does that; the same
+                on all ranks.
         """
         for part, together in self._batches(split, values.dtype):
             with together:
@@ -91,7 +92,7 @@ class Operations(abc.ABC):
 
     @abc.abstractmethod
     def _batches(self, split: Split, dtype: DType) -> Iterator[tuple[Split, AbstractContextManager[None]]]:
-        """Yield the pieces that are started together, and the context in which they are."""
+        """Yield the pieces that are started together, and the context to start them in."""
 
     @abc.abstractmethod
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
@@ -105,7 +106,7 @@ class Operations(abc.ABC):
         self._call = call
 
     def _try(self, bucket: Follows, start: Callable[[], None]) -> None:
-        """Start operations; if that fails, one that fails, since the other ranks wait for it and have to be told."""
+        """Start operations; if that fails, start a failed one, since the other ranks wait for it and must be told."""
         try:
             start()
         except Exception as error:
@@ -145,7 +146,7 @@ class MpiOperations(Operations):
         self._flying: list[Any] = []  # requests
 
     def flush(self) -> None:
-        """Have the engine of autograd wait for all that has been started; how it ended is for the futures.
+        """Have the engine of autograd wait for all started operations; the futures tell how they ended.
 
         DDP then waits in compiled code that does not know of the engine of communication.
         """
@@ -214,7 +215,7 @@ class Averaging:
 
         Raises:
             CollectiveTimeoutError: an operation did not end in time.
-            HybridcompError: what went wrong in one, here or on another rank.
+            HybridcompError: an operation failed, here or on another rank.
         """
         for request in self._requests:
             request.wait()

@@ -13,10 +13,10 @@ from hybridcomp.policy import Choice, Message
 from hybridcomp.policy.adapt.adaptation import Asked
 from hybridcomp.policy.auto.decider import Decider
 
-# Of the bucket's elements. What travels together is encoded before it starts: little of it leaves the wire idle for
-# a short time only, much has fewer messages.
+# Bytes of the bucket's elements in a batch. A batch is encoded before it starts: a small one leaves the wire idle for
+# a short time only, a large one has fewer messages.
 _BATCH_BYTES = 8 << 20
-_LINEAR_BATCH_BYTES = 16 << 20  # of what goes to and fro several times
+_LINEAR_BATCH_BYTES = 16 << 20  # for linear codecs, whose messages go to and fro several times
 _SMALL = 1 << 15  # elements of an uncompressed parameter that is not worth a message of its own
 
 
@@ -25,10 +25,10 @@ class Piece:
     """A parameter's gradient within a bucket.
 
     Attributes:
-        name: of the parameter.
-        shape: of the parameter.
-        start, stop: its elements in the bucket's buffer.
-        choice: what the policy says.
+        name: name of the parameter.
+        shape: shape of the parameter.
+        start, stop: range of its elements in the bucket's buffer.
+        choice: the policy's choice.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Split(NamedTuple):
         return any(piece.choice.once for piece in self.alone)
 
     def without_feedback(self) -> Split:
-        """Return the same pieces by the same codecs, of which error feedback keeps nothing."""
+        """Return the same pieces by the same codecs, without error feedback."""
         alone = [replace(piece, choice=replace(piece.choice, feedback=None)) for piece in self.alone]
         return self._replace(alone=alone)
 
@@ -80,12 +80,12 @@ def make_split(
     """Ask the policy about each parameter of a bucket.
 
     Args:
-        policy, axis: whom to ask, and about which axis.
-        dtype: of the bucket.
+        policy, axis: policy to ask, and mesh axis of the ranks.
+        dtype: dtype of the bucket.
         parameters: names and shapes, in the bucket's order.
-        step: for warm-up.
-        stage: of the pipeline, whose parameters they are; None if it has none.
-        hosts: that the ranks are on; None where that is not known.
+        step: step of training, for warm-up.
+        stage: pipeline stage that the parameters belong to; None if there is none.
+        hosts: number of hosts that the ranks are on; None where that is not known.
     """
     pieces = list(_pieces(policy, axis, dtype, parameters, step, stage, hosts))
     small = [p for p in pieces if _is_small(p)]
@@ -95,7 +95,7 @@ def make_split(
 
 
 def batches(split: Split, dtype: DType) -> list[Split]:
-    """Divide the pieces of a bucket into what travels together, in the order in which it starts."""
+    """Divide the pieces of a bucket into batches that travel together, in the order in which they start."""
     linear = [piece for piece in split.alone if piece.choice.codec.linear]
     others = [piece for piece in split.alone if not piece.choice.codec.linear]
     found = [Split([], group) for group in _groups(linear, _LINEAR_BATCH_BYTES // dtype.itemsize)]

@@ -33,13 +33,13 @@ class HookState(Averager):
         """Load the policy; the group is made by the first bucket.
 
         Args:
-            policy: as :func:`hybridcomp.load_policy` takes it; None is the default of
+            policy: policy as :func:`hybridcomp.load_policy` takes it; None is the default of
                 :func:`hybridcomp.torch.set_policy`. The same on all ranks.
-            module: gives parameters their names, for a policy's ``exclude``, and if it is the DDP module its
-                process group. Without it a parameter is named by its place: ``parameter.0``.
-            process_group: that DDP reduces over; None is the module's, or else the default group.
+            module: module that gives parameters their names, for a policy's ``exclude``, and if it is the DDP module
+                its process group. Without it a parameter is named by its place: ``parameter.0``.
+            process_group: process group that DDP reduces over; None is the module's, or else the default group.
             axis: the policy's section.
-            stage: of a pipeline, that the module is; for a policy's ``stages``.
+            stage: pipeline stage that the module is; for a policy's ``stages``.
 
         Raises:
             PolicyError: the policy cannot be read.
@@ -81,8 +81,8 @@ def comm_hook(state: HookState, bucket: GradBucket) -> Future[torch.Tensor]:
     """Average a bucket of gradients over the group; for ``DistributedDataParallel.register_comm_hook``.
 
     Args:
-        state: of this module.
-        bucket: from DDP; its buffer is overwritten by the average.
+        state: state of this module.
+        bucket: bucket from DDP; its buffer is overwritten by the average.
 
     Returns:
         A future of the bucket's buffer. All ranks get the same bits. Gradients that are not finite stay so.

@@ -1,4 +1,4 @@
-"""Stream the gradient of one weight into two thin factors, and apply what they tell of it.
+"""Stream the gradient of one weight into two thin factors, and apply the part of it that they give.
 
 A linear layer has the gradient G = D^T A of its weight (m x n), of inputs A (B x n) and gradients D (B x m) of outputs.
 Streaming batch PCA (Huang, Hoskins, Daniels, Stiles, Adam 2020, "Memory-efficient training with streaming
@@ -41,17 +41,17 @@ class Factors:
         rank: k, at most min(m, n).
         left: L, m x k, orthonormal columns; of the step before.
         right: R, n x k, the same.
-        averaged: P and Q are those of all ranks: nothing may be added.
+        averaged: whether P and Q are those of all ranks, to which nothing may be added.
     """
 
     def __init__(self, name: str, weight: Tensor, rank: int, dtype: torch.dtype) -> None:
         """Draw the bases by the weight's name, alike on all ranks.
 
         Args:
-            name: of the weight.
-            weight: floating-point.
-            rank: of the bases; less where the weight has fewer rows or columns.
-            dtype: of bases and factors, float32 or float64.
+            name: name of the weight.
+            weight: floating-point matrix.
+            rank: columns of the bases; less where the weight has fewer rows or columns.
+            dtype: dtype of bases and factors, float32 or float64.
         """
         rows, columns = weight.shape
         self.name = name
@@ -88,7 +88,7 @@ class Factors:
                 "or zero_grad() of the optimizer of streamed weights before it"
             )
         a, d = inputs.to(self.left.dtype), gradients.to(self.left.dtype)
-        with torch.autocast(a.device.type, enabled=False):  # that a backward pass may be called in
+        with torch.autocast(a.device.type, enabled=False):  # a backward pass may be called within it
             self._p.addmm_(d.T, a @ self.right)
             self._q.addmm_(a.T, d @ self.left)
 

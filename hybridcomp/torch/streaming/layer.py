@@ -41,7 +41,7 @@ class StreamedLinear(nn.Linear):
         # Backward comes only where something requires a gradient: neither data nor a frozen weight does.
         alone = not any(v.requires_grad for v in values)
         anchor = torch.empty(0, requires_grad=True) if alone else None
-        # Out here: what a function returns must be no view, to be changed in place.
+        # Reshaped out here: a function's result must be no view, to be changed in place.
         rows = x.reshape(-1, self.in_features)
         output: Tensor = _Streamed.apply(self.factors, anchor, rows, weight, *bias)  # type: ignore[no-untyped-call]
         return output.view(*x.shape[:-1], self.out_features)

@@ -18,8 +18,8 @@ _BASES = ("left", "right")
 class StreamedSGD(torch.optim.Optimizer):
     """SGD on streamed weights: W -= lr (H + weight_decay W), H as in :mod:`hybridcomp.torch.streaming.factors`.
 
-    An optimizer of torch's: learning-rate schedulers take it, and its state, with which training goes on with the same
-    bits, is the bases. There is no momentum, whose buffer would be of the weight's size: H changes its bases in each
+    It is an optimizer of torch's, which learning-rate schedulers take. Its state is the bases, with which training goes
+    on with the same bits. There is no momentum, whose buffer would be of the weight's size: H changes its bases in each
     step. A weight without a gradient in a step stays as it is; one whose gradient is not finite ceases to be, on all
     ranks, and keeps its bases.
     """
@@ -33,7 +33,7 @@ class StreamedSGD(torch.optim.Optimizer):
             streamed: the layers.
             lr: learning rate.
             weight_decay: L2 penalty, as SGD's.
-            has_others: another optimizer steps, too, whose steps are the training's.
+            has_others: whether another optimizer steps, too, whose steps are the training's.
 
         Raises:
             ValueError: a number is negative.
@@ -57,10 +57,10 @@ class StreamedSGD(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Average the factors over the ranks, update the weights, and take the next bases. Collective.
 
-        What was accumulated is dropped.
+        Accumulated factors are dropped.
 
         Args:
-            closure: computes the loss again, and returns it.
+            closure: function that computes the loss again, and returns it.
 
         Raises:
             HybridcompError: see :meth:`.StreamedLayers.average`; weights are as they were.
@@ -83,15 +83,15 @@ class StreamedSGD(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop what backward passes have accumulated since the last step."""
+        """Drop the factors that backward passes have accumulated since the last step."""
         super().zero_grad(set_to_none)
         self._streamed.zero()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned, bases exactly as they were, whatever type the weights have.
+        """Load the state that ``state_dict`` returned, bases exactly as they were, whatever type the weights have.
 
         Raises:
-            ValueError: it is of other weights, or of another rank.
+            ValueError: the state is of other weights, or of another rank.
         """
         weights = self._streamed.weights
         saved = state_dict["state"]

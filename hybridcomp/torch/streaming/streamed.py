@@ -22,19 +22,19 @@ from hybridcomp.torch.streaming.selection import choose
 
 
 class StreamedLayers:
-    """The streamed layers of a model: what :func:`stream_linear` returns.
+    """The streamed layers of a model, as :func:`stream_linear` returns them.
 
     Attributes:
-        weights: those whose gradients are streamed, by name.
+        weights: weights whose gradients are streamed, by name.
     """
 
     def __init__(self, factors: Sequence[Factors], averager: Averager, *, has_others: bool) -> None:
         """Lay P and Q of all weights out in one buffer.
 
         Args:
-            factors: one for each weight, on one device, of one type.
-            averager: of the ranks.
-            has_others: the model has parameters that another optimizer steps.
+            factors: factors of each weight, on one device, of one type.
+            averager: averager of the ranks.
+            has_others: whether the model has parameters that another optimizer steps.
         """
         self.weights = {each.name: each.weight for each in factors}
         self._factors = {each.weight: each for each in factors}
@@ -45,7 +45,7 @@ class StreamedLayers:
         self._parts = views(self._buffer, parts)
         for each, p, q in zip(factors, self._parts[::2], self._parts[1::2], strict=True):
             each.keep_in(p, q)
-        # Vectors to a policy: what is of low rank in them has been taken.
+        # The policy sees vectors: their low-rank structure has been used already.
         self._named: Named = [
             (f"{each.name}.{side}", (part.numel(),))
             for each in factors
@@ -77,7 +77,7 @@ class StreamedLayers:
 
         Raises:
             CollectiveTimeoutError: a rank did not come in time.
-            HybridcompError: what went wrong, here or on another rank.
+            HybridcompError: the average failed, here or on another rank.
         """
         if self._is_averaged:
             return
@@ -168,15 +168,15 @@ def stream_linear(
 
     Streaming batch PCA (Huang et al. 2020, arXiv 2004.12041), by the equations of
     :mod:`hybridcomp.torch.streaming.factors`: the backward pass adds to two factors of ``rank`` columns, of (m + n) k
-    elements where the weight has m n. They are what ranks average, in the place of gradients, and what the optimizer
-    of :meth:`StreamedLayers.optimizer` updates the weights by. Streamed weights no longer require a gradient, so other
-    optimizers, DDP and what else looks at ``.grad`` leave them alone. Call it before ``DistributedDataParallel``, which
-    then has the other parameters.
+    elements where the weight has m n. Ranks average these in the place of gradients, and the optimizer of
+    :meth:`StreamedLayers.optimizer` updates the weights by them. Streamed weights no longer require a gradient, so
+    other optimizers, DDP and other users of ``.grad`` leave them alone. Call it before ``DistributedDataParallel``,
+    which then has the other parameters.
 
     .. code-block:: python
 
         streamed = hct.stream_linear(model, rank=10)
-        ddp = DistributedDataParallel(model)                           # of biases, norms, embeddings
+        ddp = DistributedDataParallel(model)                           # for biases, norms, embeddings
         optimizers = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad), streamed.optimizer(lr=0.3)
 
         for x, y in batches:
@@ -186,24 +186,25 @@ def stream_linear(
                 optimizer.zero_grad()
 
     Args:
-        model: its layers of type ``nn.Linear`` (not of types derived from it) are chosen whose weight is trained and
-            no other module's; a head whose weight is the embedding, too, stays as it is. They must be called, not only
-            have their ``weight`` read by somebody else. On the device that they stay on.
+        model: model whose layers of type ``nn.Linear`` (not of types derived from it) are chosen if their weight is
+            trained and no other module's; a head whose weight is the embedding, too, stays as it is. The layers must
+            be called: it is not enough that other code reads their ``weight``. They are on the device that they stay
+            on.
         rank: k, the columns of each basis; at most the smaller side of each weight is used, which makes its gradient
             exact.
         process_group: the ranks whose factors are averaged; None is the default group, if there is one.
-        policy: as :func:`hybridcomp.load_policy` takes it, whose section of ``axis`` says how ``all_reduce`` is
+        policy: policy as :func:`hybridcomp.load_policy` takes it, whose section of ``axis`` says how ``all_reduce`` is
             compressed, without error feedback: bases change in each step. Messages are named ``NAME.weight.left`` and
             ``NAME.weight.right``. None compresses nothing. The same on all ranks.
         exclude: ``fnmatch`` patterns of the names of layers that stay as they are.
         axis: the policy's section.
-        init_sync: ranks begin with rank 0's weights; False if they are alike already. Collective.
+        init_sync: whether ranks begin with rank 0's weights; False if they are alike already. Collective.
 
     Returns:
         The layers' handle, which averages, clips and makes the optimizer.
 
     Raises:
-        ValueError: says what is wrong, and what is allowed.
+        ValueError: the rank, a layer or a pattern is wrong; says what is allowed.
         PolicyError: the policy cannot be read.
     """
     if rank < 1:

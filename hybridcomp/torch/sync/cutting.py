@@ -27,9 +27,9 @@ def cut(model: nn.Module, fragments: int | Sequence[nn.Module]) -> list[Paramete
     """Cut a model's trained parameters into fragments.
 
     Args:
-        model: the whole.
-        fragments: how many runs of neighbouring parameters, of about as many elements; or the modules that are one
-            each, which have every parameter once.
+        model: the whole model.
+        fragments: number of runs of neighbouring parameters, of about as many elements each; or one module for each
+            fragment, which together have every parameter once.
 
     Raises:
         ValueError: a fragment would be empty, or modules share or leave out a parameter.

@@ -1,4 +1,4 @@
-"""DiLoCo and streaming DiLoCo: an outer optimizer on what replicas have learned apart."""
+"""DiLoCo and streaming DiLoCo: an outer optimizer on the changes that replicas have made apart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUTER_MOMENTUM = 0.9
 
 
 class DiLoCo(SemiSync):
-    """A context manager that applies an outer optimizer to what replicas have learned apart.
+    """A context manager that applies an outer optimizer to the changes that replicas have made apart.
 
     DiLoCo of Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models" (arXiv 2311.08105),
     and with ``fragments`` and ``fragment_sync_delay`` their streaming DiLoCo (arXiv 2501.18512), as
@@ -59,20 +59,20 @@ class DiLoCo(SemiSync):
         """Copy the model's parameters.
 
         Args:
-            model: as of :class:`.LocalSGD`.
-            inner: whose steps are counted; torchft's ``inner_optimizer``. Where several optimizers train the model, the
-                one that steps last.
+            model: as for :class:`.LocalSGD`.
+            inner: optimizer whose steps are counted; torchft's ``inner_optimizer``. Where several optimizers train the
+                model, the one that steps last.
             outer: any optimizer that was made for all of the model's parameters that require gradients, and has taken
                 no step: it gets the global ones in their place. torchft's ``outer_optimizer``; None is the paper's, SGD
                 with a learning rate of 0.7 and a Nesterov momentum of 0.9.
             every: inner steps from one outer step of a parameter to its next; torchft's ``sync_every``.
-            fragments: into how many parts of about equal size the model is cut, whose outer steps take turns; or the
-                modules that are the parts, torchft's ``model_fragments``.
+            fragments: number of parts of about equal size that the model is cut into, whose outer steps take turns; or
+                the modules that are the parts, torchft's ``model_fragments``.
             fragment_sync_delay: inner steps that go on while a part's differences are averaged: it is updated so many
                 steps after they were taken. Below ``every``.
             fragment_update_alpha: the share of its own parameters that a replica keeps in an update; 0: none, so that
                 all have the same bits after it. Between them, and whatever it is, the global parameters are the same.
-            policy, process_group, axis, init_sync: as of :class:`.LocalSGD`. A policy's ``warmup_steps`` are a part's
+            policy, process_group, axis, init_sync: as for :class:`.LocalSGD`. A policy's ``warmup_steps`` are a part's
                 outer steps.
 
         Raises:
@@ -105,7 +105,7 @@ def nesterov(
 
 
 def _rebound(outer: Optimizer, model: nn.Module) -> MakeOuter:
-    """Return what gives an optimizer of the model's parameters the global ones in their place."""
+    """Return a function that gives an optimizer of the model's parameters the global ones in their place."""
 
     def make(parameters: Mapping[str, nn.Parameter]) -> Optimizer:
         names = {id(parameter): name for name, parameter in model.named_parameters()}

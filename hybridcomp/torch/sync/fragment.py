@@ -1,4 +1,4 @@
-"""Synchronise one fragment of a model: send how its parameters have changed, and update what replicas agree on."""
+"""Synchronise one fragment of a model: send how its parameters have changed, and update the global values."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from hybridcomp.torch.sync.cutting import Parameters
 
 
 class Fragment:
-    """A fragment of the model on this replica, and what all replicas have agreed on.
+    """A fragment of the model on this replica, and the global values that all replicas have agreed on.
 
     Its steps are those of an outer step: :meth:`start`, then, at once or some inner steps later, :meth:`update`.
 
     Attributes:
         number: its place among the fragments.
-        parameters: of this replica, by name.
-        globals: what all replicas have the same bits of, by name, in float32 (float64 where a parameter is that).
-            They have the parameters' shapes on this rank, and lie in one array.
-        differences: of each, from a start on what this replica has to tell, the global value less its own; from the
-            end of that on the mean over the replicas: the outer gradient.
-        under_way: it was started, and its update is to come.
+        parameters: parameters of this replica, by name.
+        globals: values of which all replicas have the same bits, by name, in float32 (float64 where a parameter is
+            that). They have the parameters' shapes on this rank, and lie in one array.
+        differences: for each parameter, after a start the global value less this replica's own; once averaged, the
+            mean of that over the replicas: the outer gradient.
+        under_way: whether it was started, and its update is to come.
     """
 
     def __init__(self, number: int, parameters: Parameters, averager: Averager) -> None:
         """Copy the parameters as they are.
 
         Args:
-            number: of the fragment.
-            parameters: by name.
-            averager: of the replicas.
+            number: number of the fragment.
+            parameters: parameters by name.
+            averager: averager of the replicas.
 
         Raises:
             CodecMismatchError: a parameter is not floating-point.
-            ValueError: they are on several devices.
+            ValueError: the parameters are on several devices.
         """
         self.number = number
         self.parameters = parameters
@@ -69,7 +69,7 @@ class Fragment:
 
     @torch.no_grad()
     def agree(self) -> None:
-        """Take the parameters as they are for what all replicas agree on."""
+        """Take the parameters as they are for the global values."""
         for name, value in self.globals.items():
             value.copy_(local_of(self.parameters[name]))
 
@@ -78,8 +78,8 @@ class Fragment:
         """Start to average how the parameters have changed since the last update, over the replicas.
 
         Args:
-            step: of the fragment's outer steps, for a policy's warm-up.
-            weight: of this replica in the average; those of all replicas have the mean 1.
+            step: number of the fragment's outer step, for a policy's warm-up.
+            weight: weight of this replica in the average; those of all replicas have the mean 1.
         """
         for name, difference in self.differences.items():
             difference.copy_(self.globals[name]).sub_(local_of(self.parameters[name]))
@@ -94,7 +94,7 @@ class Fragment:
 
         Raises:
             CollectiveTimeoutError: a replica did not start it in time.
-            HybridcompError: what went wrong, here or on another replica.
+            HybridcompError: the average failed, here or on another replica.
         """
         if self._averaging is not None:
             self._averaging.wait()
@@ -104,7 +104,7 @@ class Fragment:
         """Update the global values by the outer gradient, and this replica's parameters by those.
 
         Args:
-            outer: of the global values; it leaves those of other fragments, which have no gradients, alone.
+            outer: optimizer of the global values; it leaves those of other fragments, which have no gradients, alone.
             alpha: the share that this replica keeps of its own values.
 
         Raises:

@@ -42,17 +42,17 @@ class LocalSGD(SemiSync):
         """Copy the model's parameters.
 
         Args:
-            model: not in DDP; its parameters of any floating-point type, DTensors too, of which each rank averages its
-                own part. Those that require no gradient are left alone.
-            optimizer: whose steps are counted; None is the one that has parameters of the model. Where several have,
-                it is the one that steps last.
+            model: model that is not in DDP, with parameters of any floating-point type, DTensors too, of which each
+                rank averages its own part. Those that require no gradient are left alone.
+            optimizer: optimizer whose steps are counted; None is the one that has parameters of the model. Where
+                several have, it is the one that steps last.
             every: steps from one average to the next; torchft's ``sync_every``.
-            policy: as :func:`hybridcomp.load_policy` takes it, whose section of ``axis`` says how ``all_reduce`` is
-                compressed; None is what :func:`hybridcomp.torch.set_policy` or ``HYBRIDCOMP_POLICY`` says, else
+            policy: policy as :func:`hybridcomp.load_policy` takes it, whose section of ``axis`` says how ``all_reduce``
+                is compressed; None is that of :func:`hybridcomp.torch.set_policy` or ``HYBRIDCOMP_POLICY``, else
                 ``hybrid``: 4 bits with error feedback. Its ``warmup_steps`` are averages. The same on all ranks.
             process_group: the replicas; None is the default group.
             axis: the policy's section.
-            init_sync: replicas begin with rank 0's parameters and buffers, at the first ``with``; not after
+            init_sync: whether replicas begin with rank 0's parameters and buffers, at the first ``with``; not after
                 :meth:`load_state_dict`.
 
         Raises:

@@ -22,10 +22,10 @@ _DEFAULT = "hybrid"  # 4 bits with error feedback on dp
 
 
 class SemiSync:
-    """A context manager in which replicas train apart: what :class:`.LocalSGD` and :class:`.DiLoCo` share.
+    """A context manager in which replicas train apart: the base class of :class:`.LocalSGD` and :class:`.DiLoCo`.
 
-    Within it a post hook of the optimizer's ``step`` counts steps and synchronises what is due, which raises its
-    errors from there. It may be entered again: counts go on.
+    Within it a post hook of the optimizer's ``step`` counts steps and synchronises the fragments that are due, which
+    raises its errors from there. It may be entered again: counts go on.
     """
 
     def __init__(
@@ -94,24 +94,24 @@ class SemiSync:
 
         Raises:
             CollectiveTimeoutError: a replica did not come in time.
-            HybridcompError: what went wrong, here or on another replica.
+            HybridcompError: the average failed, here or on another replica.
         """
         self._sync.average()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the counts, of what replicas have agreed on, and of what is under way.
+        """Return copies of the counts, the global values, and the outer steps under way.
 
-        It waits for what is under way: all replicas save after the same step. Each saves its own model and optimizer
+        It waits for averages under way: all replicas save after the same step. Each saves its own model and optimizer
         beside it, as replicas differ between outer steps, and :func:`hybridcomp.torch.state_dict`, which has the memory
         of error feedback.
         """
         return self._sync.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned; training goes on with the same bits.
+        """Load the state that :meth:`state_dict` returned; training goes on with the same bits.
 
         Raises:
-            ValueError: it is of another model, or of a schedule whose outer steps under way this has not.
+            ValueError: the state is of another model, or of a schedule whose outer steps under way this has not.
         """
         self._sync.load_state_dict(state)
         self._agreed = True
@@ -123,7 +123,7 @@ class SemiSync:
         """Count the step of an optimizer, if it is the model's.
 
         Raises:
-            ValueError: the model has several.
+            ValueError: the model has several optimizers.
         """
         if optimizer not in self._found:
             ours = {id(parameter) for parameter in self._model.parameters()}

@@ -25,11 +25,11 @@ class Synchronizer:
     replicas take the same inner steps.
 
     Attributes:
-        step: inner steps taken.
-        fragments: in order.
-        globals: what all replicas have the same bits of, by parameters' names.
+        step: number of inner steps taken.
+        fragments: fragments in order.
+        globals: values of which all replicas have the same bits, by parameters' names.
         outer: the optimizer of the global values.
-        weight: of this replica in outer steps that start; those of all replicas have the mean 1.
+        weight: weight of this replica in outer steps that start; those of all replicas have the mean 1.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Synchronizer:
         """Begin with the parameters as they are, the same on all replicas.
 
         Args:
-            fragments: parameters by name.
-            averager: of the replicas.
-            make_outer: makes the outer optimizer of the global values.
+            fragments: parameters of each fragment, by name.
+            averager: averager of the replicas.
+            make_outer: function that makes the outer optimizer of the global values.
             every: inner steps from one outer step of a fragment to its next.
             delay: inner steps from an outer step's start to its end.
             alpha: the share that a replica keeps of its own values, where it takes the global ones.
@@ -66,11 +66,11 @@ class Synchronizer:
         self._averager = averager  # the registry keeps none alive
 
     def advance(self) -> None:
-        """Count an inner step, start what is due after it, and then end what is due.
+        """Count an inner step, start the outer steps that are due after it, and then end those that are due.
 
         Raises:
             CollectiveTimeoutError: a replica did not come in time; parameters are as they were.
-            HybridcompError: what went wrong in an average, here or on another replica.
+            HybridcompError: an average failed, here or on another replica.
         """
         self.step += 1
         for fragment in self.fragments:
@@ -94,8 +94,8 @@ class Synchronizer:
     def average(self) -> None:
         """Average all parameters over the replicas now, without the outer optimizer, whose momentum stays as it is.
 
-        All replicas then have the global values, and the same bits. Outer steps under way are ended before; what has
-        just been given the global values stays as it is. Collective.
+        All replicas then have the global values, and the same bits. Outer steps under way are ended before; a fragment
+        that has just been given the global values stays as it is. Collective.
 
         Raises:
             HybridcompError: see :meth:`advance`.
@@ -130,8 +130,8 @@ class Synchronizer:
         """Go on after so many inner steps, with global values, outer state and outer gradients that are here.
 
         Args:
-            step: inner steps taken.
-            under_way: of each fragment, whether its outer gradient is here and its update is to come.
+            step: number of inner steps taken.
+            under_way: whether the outer gradient of each fragment is here and its update is to come.
 
         Raises:
             ValueError: an update is never due.
@@ -156,10 +156,10 @@ class Synchronizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned.
+        """Load the state that :meth:`state_dict` returned.
 
         Raises:
-            ValueError: it is of other parameters, or of a schedule whose outer steps under way this has not.
+            ValueError: the state is of other parameters, or of a schedule whose outer steps under way this has not.
         """
         _check_names("global values", state["globals"], self.globals)
         arrived = state["arrived"]

@@ -1,8 +1,8 @@
 """Reductions of device arrays by linear codecs, and the error feedback around them.
 
 The kernels leave what ranks are to sum in pinned host memory, by one copy, and fetch the sum from there by another:
-any transport takes it. :attr:`.Round.ready` is the copy's event; nothing waits for the device but who waits for that,
-and ``sketch`` before a table is made of the values (see :mod:`.sketch`).
+any transport takes it. :attr:`.Round.ready` is the copy's event; only a caller that waits for that event waits for the
+device, and ``sketch`` before a table is made of the values (see :mod:`.sketch`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _flying: dict[tuple[int, int], list[tuple[Event, Array]]] = {}
 class Staging:
     """Pinned host memory between a queue and the ranks' sums.
 
-    What a copy reads or writes stays alive until the device is done with it, whatever becomes of the reduction.
+    Memory that a copy reads or writes stays alive until the device is done with it, whatever becomes of the reduction.
     """
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
 
     def host(self, n: int, dtype: npt.DTypeLike) -> Array:
-        """Return new pinned elements, with anything in them."""
+        """Return new pinned elements, uninitialized."""
         kind = np.dtype(dtype)
         raw = self.queue.runtime.pinned(max(1, n * kind.itemsize))
         array: Array = raw[: n * kind.itemsize].view(kind)
@@ -81,7 +81,7 @@ class LinearDriver(Driver):
 
     @abc.abstractmethod
     def reduce(self, codec: Codec, x: Flat, terms: Terms, staging: Staging) -> Reduction:
-        """Reduce device memory as :meth:`.linear.LinearCodec.reduction` does; it is aligned for its dtype."""
+        """Reduce device memory, aligned for its dtype, as :meth:`.linear.LinearCodec.reduction` does."""
 
 
 def reduce(codec: Codec, x: Flat, terms: Terms, queue: Queue) -> Reduction:
@@ -94,7 +94,7 @@ def reduce(codec: Codec, x: Flat, terms: Terms, queue: Queue) -> Reduction:
     if not isinstance(driver, LinearDriver):
         raise CudaUnavailableError(f"codec {codec.spec!r} reduces no device arrays")
     data = aligned(queue, x.data, x.dtype.component_bytes)
-    own = Queue(queue.runtime, queue.stream)  # whose status nobody else has set
+    own = Queue(queue.runtime, queue.stream)  # nobody else has set its status
     return driver.reduce(codec, x._replace(data=data), terms, Staging(own))
 
 
@@ -104,7 +104,7 @@ def reduce(codec: Codec, x: Flat, terms: Terms, queue: Queue) -> Reduction:
 def peak(queue: Queue, src: DeviceArray, dtype: DType, most: DeviceArray | None = None) -> DeviceArray:
     """Start to find the largest magnitude; return it as one uint64, the bits of the computing type.
 
-    With ``most``, raise that to it.
+    With ``most``, raise that word to it.
     """
     word = queue.zeros(8).view(np.uint64) if most is None else most
     name = f"peak_{suffix(dtype)}"
@@ -157,10 +157,10 @@ def keep_lost(queue: Queue, given: Flat, own: DeviceArray, residual: DeviceArray
     """Set ``residual`` to ``given - own``, the error of the result for this rank's data, if all of it is finite.
 
     Args:
-        queue: of the reduction.
-        given: what the reduction was given: float32 or float64.
-        own: its :attr:`.Reduced.own`.
-        residual: of the same size and type.
+        queue: queue of the reduction.
+        given: input of the reduction, float32 or float64.
+        own: :attr:`.Reduced.own` of the reduction.
+        residual: array to set, of the same size and type.
     """
     most = queue.zeros(8)
     n, name = given.size, suffix(given.dtype)

@@ -29,7 +29,7 @@ from hybridcomp.wire import Header
 
 _THREADS = 256
 _GRAM_THREADS = 512
-_ROWS = 16  # that a thread of `reconstruct` has
+_ROWS = 16  # rows of a thread of `reconstruct`
 
 
 class PowerSGDDriver(base.LinearDriver):

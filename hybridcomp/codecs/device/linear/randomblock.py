@@ -59,7 +59,7 @@ class RandomBlockDriver(base.LinearDriver):
         start, poisoned, inner = open_prefix(head, header)
         message = queue.empty(header.payload - PREFIX.size)  # at an address that the values' kernels take
         queue.copy(message, payload[PREFIX.size :])
-        open_message(queue, message)  # its CRC: sets the status
+        open_message(queue, message)  # checks its CRC: sets the status
         if poisoned:
             base.fill(queue, out, _NAN[dtype])
             return

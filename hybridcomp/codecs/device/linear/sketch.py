@@ -122,7 +122,7 @@ def _own(parts: list[Part], mine: Array, union: Array, x: Flat, staging: base.St
 def _result(
     x: Flat, terms: Terms, staging: base.Staging, parts: list[Part], words: Array, sums: Array
 ) -> Reduced:
-    """Return what the sums of all ranks stand for.
+    """Return the result of the reduction for the sums of all ranks.
 
     Args:
         words: bitmap of the elements that tables hold and packed parts have, uint64.
@@ -174,7 +174,7 @@ def _count(queue: Queue, words: DeviceArray, n: int) -> DeviceArray:
 def _scan(queue: Queue, counts: DeviceArray, n: int, expected: int = _ANY) -> DeviceArray:
     """Replace each tile's count by the index at which its values begin; return how many values there are.
 
-    Sets the status where these are not as many as expected.
+    Sets the status where that is not the expected number.
     """
     total = queue.array(1, np.uint64)
     args = (counts, _tiles(n), total, expected, queue.status)
@@ -212,7 +212,7 @@ def _scatter(
 ) -> None:
     """Write ``k`` packed values of ``source`` to the places of a bitmap.
 
-    Sets the status where it has others than k bits.
+    Sets the status where the bitmap does not have k bits.
     """
     n = out.size
     counts = _count(queue, words, n)
