@@ -1,4 +1,4 @@
-"""Keep what was made of a policy's choices, until ``auto`` decides anew."""
+"""Keep the results of a policy's choices until ``auto`` decides anew."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hybridcomp.collectives.starting import OperationStarter
 
 
 class Answer(Protocol):
-    """Something that was made of choices."""
+    """Result of a policy's choices."""
 
     @property
     def once(self) -> bool:
@@ -20,22 +20,22 @@ Made = TypeVar("Made", bound=Answer)
 
 
 class Answers(Generic[Made]):
-    """What was made of the choices of one communicator, by key."""
+    """Cache of the results of one communicator's choices, by key."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Made] = {}
-        self._version: int | None = None  # of the decisions that they were made by
+        self._version: int | None = None  # version of the decisions behind the results
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
     def get(self, comm: OperationStarter[Any], key: Hashable, make: Callable[[], Made]) -> Made:
-        """Return what is known by a key, or make it; ``auto`` reviews its decisions first, if that is due.
+        """Return the result for a key, or make it; ``auto`` reviews its decisions first, if that is due.
 
         Args:
-            comm: whose choices.
-            key: alike wherever the choices are.
-            make: asks for the choices.
+            comm: communicator that chooses.
+            key: key of the result, equal wherever the choices are.
+            make: function that asks for the choices and makes the result.
         """
         comm.review()
         version = None if comm.decider is None else comm.decider.version

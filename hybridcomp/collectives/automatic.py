@@ -1,4 +1,4 @@
-"""Let the policy ``auto`` decide for a communicator: what it measures, exchanges and changes there."""
+"""Connect the policy ``auto`` to a communicator: its measurements, exchanges and changes there."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Automatic:
-    """The decisions of one communicator.
+    """Decisions of ``auto`` for one communicator.
 
     Args:
-        comm: whose; it keeps this.
+        comm: communicator to decide for, which keeps this object.
     """
 
     def __init__(self, comm: Session) -> None:
@@ -31,12 +31,12 @@ class Automatic:
         self._reviews: Reviews | None = None
 
     def begin(self, policy: Policy, chooser: Chooser, profile: Profile) -> Decider | None:
-        """Return the decider of a policy, with nothing decided; None where it leaves nothing to decide.
+        """Return the decider of a policy, with nothing decided; None where the policy leaves nothing to decide.
 
         Args:
-            policy: of the communicator.
-            chooser: of its algorithms, which follow what is found out about its links.
-            profile: rank 0's.
+            policy: policy of the communicator.
+            chooser: chooser of its algorithms, which follow the measurements of its links.
+            profile: profile of rank 0.
         """
         comm, self._reviews = self._comm, None
         chooser.profile = profile
@@ -60,6 +60,6 @@ class Automatic:
         return decider
 
     def review(self, operation: int) -> int:
-        """Do what is due before the operation of this number; return how many are to pass until something is."""
+        """Do the reviews due before the operation of this number; return how many operations pass until the next."""
         assert self._reviews is not None
         return self._reviews.review(operation)

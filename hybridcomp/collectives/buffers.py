@@ -59,7 +59,7 @@ def raw(flat: Flat) -> list[Any]:
 
 
 def _bytes(data: Any) -> Any:
-    if isinstance(data, DeviceArray):  # its address is all that MPI asks for
+    if isinstance(data, DeviceArray):  # MPI needs its address alone
         return MPI.buffer.fromaddress(data.ptr, data.nbytes)
     return byte_view(data)
 
@@ -77,15 +77,15 @@ def parse(spec: Any, *, writable: bool = False, blocks: int = 1) -> Flat:
     """View a buffer specification as flat elements.
 
     Args:
-        spec: an array or tensor, of the machine's memory or a device's, or ``[data, datatype]``, ``[data, count]``,
-            ``[data, (count, displ)]`` and ``[data, count, displ]``, all with a datatype after them or not: one of
-            MPI's basic datatypes, or its typecode.
-        writable: it receives data.
-        blocks: how many blocks a count counts one of, as in an all-gather.
+        spec: an array or tensor, in the host's memory or a device's, or ``[data, datatype]``, ``[data, count]``,
+            ``[data, (count, displ)]`` and ``[data, count, displ]``, the last three with or without a datatype at the
+            end: one of MPI's basic datatypes, or its typecode.
+        writable: whether the buffer receives data.
+        blocks: number of blocks in the buffer, of which a count counts one, as in an all-gather.
 
     Raises:
-        ForeignBufferError: no such form, a derived datatype, an element type that no message carries, or ``writable``
-            and read-only or not contiguous.
+        ForeignBufferError: ``spec`` has no such form, a derived datatype, or an element type that no message carries,
+            or is ``writable`` and read-only or not contiguous.
         ValueError: the count goes beyond the data.
     """
     try:
@@ -110,7 +110,7 @@ def _view(data: Any, writable: bool) -> Flat:
 def _from_buffer(data: Any, writable: bool) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(memoryview(data))
-    except (TypeError, ValueError):  # no buffer, or of a format that NumPy lacks
+    except (TypeError, ValueError):  # no buffer, or in a format that NumPy lacks
         raise ForeignBufferError(
             f"a buffer must be an array, a tensor or an mpi4py buffer specification, not {type(data).__name__}"
         ) from None
@@ -122,10 +122,10 @@ def _from_buffer(data: Any, writable: bool) -> np.ndarray[Any, Any]:
 
 
 def unpack(spec: list[Any]) -> tuple[Any, Any, Any, MPI.Datatype | str | None]:
-    """Return a specification's data, counts, displacements and datatype; None for what it leaves out.
+    """Return a specification's data, counts, displacements and datatype; None for parts that it leaves out.
 
     Raises:
-        ForeignBufferError: it is none.
+        ForeignBufferError: the list is no specification.
     """
     if not spec:
         raise ForeignBufferError("an empty list is no buffer specification")
@@ -140,7 +140,7 @@ def unpack(spec: list[Any]) -> tuple[Any, Any, Any, MPI.Datatype | str | None]:
 
 
 def retyped(data: Any, datatype: MPI.Datatype | str | None, *, writable: bool) -> Flat:
-    """View a buffer as elements of a datatype; None is its own."""
+    """View a buffer as elements of a datatype; None for the buffer's own."""
     flat = _view(data, writable)
     dtype = flat.dtype if datatype is None else _dtype(datatype)
     if dtype is flat.dtype or (flat.dtype is DType.BFLOAT16 and dtype.itemsize == flat.dtype.itemsize):
@@ -186,7 +186,7 @@ def same_dtype(send: Flat, recv: Flat) -> Flat:
     """Return ``send`` if it has the dtype of ``recv``.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the dtypes differ.
     """
     if send.dtype is not recv.dtype:
         raise ValueError(f"send buffer is {send.dtype.label}, receive buffer {recv.dtype.label}")
@@ -197,7 +197,7 @@ def like(send: Flat, recv: Flat) -> Flat:
     """Return ``send`` if it has the dtype and the count of ``recv``.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the dtypes or the counts differ.
     """
     if send.size != recv.size:
         raise ValueError(f"send buffer has {send.size} elements, recv buffer {recv.size}")

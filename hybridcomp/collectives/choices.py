@@ -1,4 +1,4 @@
-"""Choose the codec of each message: the one that a call asks for, or the policy's."""
+"""Choose the codec of each message: the codec that a call asks for, or the policy's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridcomp.policy.auto.decider import Decider
 
 CodecLike = Codec | str | Choice | None
 
-codec_of = functools.lru_cache(256)(get_codec)  # what a call asks for by a string, it asks for often
+codec_of = functools.lru_cache(256)(get_codec)  # a spec that a call passes as a string is passed often
 
 
 def explicit_choice(codec: Codec | str | Choice, op: str, data: Flat) -> Choice:
@@ -33,21 +33,21 @@ def explicit_choice(codec: Codec | str | Choice, op: str, data: Flat) -> Choice:
 
 
 class Choices:
-    """The choices of codecs for one communicator: policies are asked once for messages alike.
+    """Choices of codecs for one communicator: the policy is asked once for messages alike.
 
     Args:
-        hosts: that its ranks are on.
+        hosts: number of hosts that its ranks are on.
     """
 
     _MOST = 4096
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
-        self._policy: Policy | Decider | None = None  # that knows what follows
+        self._policy: Policy | Decider | None = None  # policy that made the choices below
         self._known: dict[tuple[Any, ...], Choice] = {}
         self._once: dict[
             tuple[Any, ...], Choice
-        ] = {}  # for the next message alone, which was asked about ahead
+        ] = {}  # choices that hold for one message alone and were asked for ahead of it
 
     def choose(
         self,
@@ -62,10 +62,10 @@ class Choices:
         *,
         ahead: bool = False,
     ) -> Choice:
-        """Choose for an array of this dtype and shape, at the place of the model that the program has set.
+        """Choose the codec of an array of this dtype and shape, at the place of the model that the program has set.
 
         Policy and axis are the communicator's, which may get others. A question ``ahead`` of a message is followed by
-        the message's own, which gets the same answer, even if that is for one message alone.
+        one for the message itself, which gets the same answer, even if the answer is for one message alone.
         """
         if policy is not self._policy:
             self._policy = policy
@@ -89,5 +89,5 @@ class Choices:
         return choice
 
     def forget(self) -> None:
-        """Ask again about all messages."""
+        """Drop the choices made so far: the policy is asked again about all messages."""
         self._known.clear()

@@ -8,7 +8,7 @@ A program written for ``MPI.Comm`` changes one constructor. The methods, by kind
 *   :mod:`~.operations.p2p`: Send, Ssend, Rsend, Bsend, Recv, Sendrecv, Sendrecv_replace, Probe, Mprobe;
     and Send_array with Recv_array, which needs not know the length.
 *   :mod:`~.operations.persistent`: ``plan_allreduce`` and its kin, operations that are started again and again on
-    arrays of their own.
+    their own arrays.
 *   below: Dup, Clone, Split, Split_type, Create, Create_group, which give a communicator of the same policy; Free.
 *   Everything else that ``MPI.Intracomm`` has under a capital letter is MPI's own, uncompressed: the persistent
     ``Allreduce_init`` and ``Send_init``, neighbourhood collectives, groups, names, attributes. Methods that pickle are
@@ -19,18 +19,18 @@ The non-blocking twin of a method (``Iallreduce`` of ``Allreduce``) takes the sa
 communicator's ``timeout``.
 
 Buffers are NumPy arrays, torch tensors (bfloat16 included), CuPy arrays, objects with the buffer interface, or mpi4py's
-lists such as ``[data, count, datatype]``. Those of one call are all in host memory or all on one device,
+lists such as ``[data, count, datatype]``. The buffers of one call are all in host memory or all on one device,
 where they are encoded and decoded in the order of the stream that their library is using; once a call has returned, or
-``wait`` has, that stream's later work sees the result. What only MPI understands (derived datatypes, ``MPI.BOTTOM``,
-long doubles) goes to MPI uncompressed: where a policy compresses, such a buffer must not meet an array of another
-rank's in the same operation.
+``wait`` has, that stream's later work sees the result. Buffers that only MPI understands (derived datatypes,
+``MPI.BOTTOM``, long doubles) go to MPI uncompressed: where a policy compresses, such a buffer must not meet an array of
+another rank's in the same operation.
 
-Keyword arguments of ours:
+Keyword arguments that mpi4py does not have:
 
-*   ``name``: of the parameter or bucket. Named messages can be excluded by a policy and get error feedback.
+*   ``name``: name of the parameter or bucket. Named messages can be excluded by a policy and get error feedback.
 *   ``phase``: ``"forward"`` or ``"backward"``.
-*   ``codec``: a codec or spec that this call uses whatever the policy says; ``"none"`` for exact.
-*   ``algorithm``: of those in :mod:`hybridcomp.schedules.registry`, the one to use if the call is compressed; the
+*   ``codec``: a codec or spec that this call uses whatever the policy says; ``"none"`` for exact values.
+*   ``algorithm``: algorithm in :mod:`hybridcomp.schedules.registry` to use if the call is compressed; the
     environment variable ``HYBRIDCOMP_ALGORITHM`` (of rank 0; ``all_reduce=ring,broadcast=tree``) is for all calls.
 
 Operations on one communicator must be started in the same order on all its ranks, as MPI asks. Errors: those of mpi4py
@@ -56,7 +56,7 @@ from hybridcomp.collectives.operations.persistent import Plans
 from hybridcomp.collectives.operations.reductions import Reductions
 from hybridcomp.collectives.operations.rooted import Rooted
 
-# What MPI matches by source and tag; the rest of its own methods is for the communicator of collectives.
+# Methods whose messages MPI matches by source and tag; MPI's other methods run on the communicator of collectives.
 _OF_MESSAGES = frozenset(
     ["Send_init", "Ssend_init", "Bsend_init", "Rsend_init", "Recv_init", "Psend_init", "Precv_init"]
 )
@@ -67,11 +67,11 @@ class Communicator(Reductions, GatherScatter, Rooted, PointToPoint, Plans):
 
     Args:
         comm: an mpi4py intracommunicator.
-        policy: a preset's name, ``auto``, a TOML file, a Policy, or a codec spec; the same on all ranks. None is
+        policy: a preset's name, ``auto``, a TOML file, a Policy, or a codec spec; the same on all ranks. None means
             ``auto`` where rank 0 has a calibrated profile, ``hybrid`` elsewhere.
-        axis: the mesh axis that it spans; selects the policy's section.
+        axis: mesh axis that the communicator spans; selects the policy's section.
         timeout: seconds that any operation may take.
-        detail: whether ranks compare what they are about to do (:mod:`.consistency`); None asks
+        detail: whether ranks compare their operations before these run (:mod:`.consistency`); None to follow
             ``HYBRIDCOMP_DEBUG``.
 
     Raises:
@@ -129,7 +129,7 @@ class Communicator(Reductions, GatherScatter, Rooted, PointToPoint, Plans):
         return self._made("create_group", lambda: self.mpi.Create_group(group, tag))
 
     def _await_ranks(self, op: str) -> None:
-        """Wait until all ranks are here: MPI, which does not know a timeout, then waits for none that has not come."""
+        """Wait until all ranks are here, so that MPI, which knows no timeout, does not wait for an absent rank."""
 
         def steps() -> Steps:
             with self._transport.post_queue.take().held() as ticket:
@@ -138,13 +138,13 @@ class Communicator(Reductions, GatherScatter, Rooted, PointToPoint, Plans):
         self._start(steps(), self._plain_call(op, 0, 0), counted=False).wait()
 
     def _made(self, op: str, work: Callable[[], MPI.Comm]) -> Any:
-        """Return a communicator over one that ``work`` makes and that is freed here."""
+        """Return a communicator over the MPI communicator that ``work`` makes, which is freed here."""
         what = f"{op} on axis {self.axis!r}, rank {self.rank} of {self.size},"
         comm = bounded(work, lambda: what, self.timeout)
         if comm == MPI.COMM_NULL:
             return comm
         made = Communicator(comm, self.policy, self.axis, timeout=self.timeout)
-        comm.Free()  # if it was of use: MPI may be at work on one of which a rank has failed
+        comm.Free()  # where making failed, it is kept: MPI may still be at work on it
         return made
 
     if TYPE_CHECKING:
@@ -153,9 +153,9 @@ class Communicator(Reductions, GatherScatter, Rooted, PointToPoint, Plans):
 
 
 class _Own:
-    """A method or attribute of MPI's own communicator.
+    """Method or attribute of MPI's own communicator.
 
-    A descriptor for each, since a class with ``__getattr__`` is slow to look up all else.
+    There is a descriptor for each, since a class with ``__getattr__`` is slow to look up all else.
     """
 
     def __init__(self, name: str) -> None:

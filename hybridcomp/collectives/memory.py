@@ -1,4 +1,4 @@
-"""Compare the memory of an operation's flat buffers, and copy it."""
+"""Compare and copy the memory of an operation's flat buffers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def together(*flats: Flat | None) -> list[DeviceArray]:
 
 
 def overlap(a: Flat, b: Flat) -> bool:
-    """Tell whether two buffers of one memory have bytes in common."""
+    """Tell whether two buffers in the same memory have bytes in common."""
     if isinstance(a.data, DeviceArray):
         ends = (a.data.ptr + a.nbytes, b.data.ptr + b.nbytes)
         return bool(a.nbytes and b.nbytes and a.data.ptr < ends[1] and b.data.ptr < ends[0])

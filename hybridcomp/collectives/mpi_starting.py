@@ -29,7 +29,8 @@ from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Choice
 
-# One of MPI's own operations on a send and a receive buffer, with its ticket and what to wait for before it is posted.
+# One of MPI's own operations, called with its send and receive buffers, its ticket, and the conditions to wait for
+# before it is posted.
 Native = Callable[[Any, Any, PostTicket, Sequence[Ready]], Steps]
 
 
@@ -64,7 +65,7 @@ class MpiStarter(Session, OperationStarter[Request]):
             with self._transport.post_queue.take().held() as ticket:
                 yield from native(lambda: self.mpi.Iallgather(send, received), ticket)
 
-        noted, self.on_start = self.on_start, None  # it is none of the caller's operations
+        noted, self.on_start = self.on_start, None  # this is not one of the caller's operations
         try:
             request = self._start(steps(), self._plain_call("figures", 0, 0), counted=False)
         finally:
@@ -77,7 +78,7 @@ class MpiStarter(Session, OperationStarter[Request]):
         return wait
 
     def _reserve(self) -> Any:
-        """Reserve what the messages of one sum need, in program order."""
+        """Reserve the tags or numbers for the messages of one sum, in program order."""
         return super()._reserve() if self._programs is None else self._programs.reserve()
 
     def _sum_array(
@@ -87,7 +88,7 @@ class MpiStarter(Session, OperationStarter[Request]):
         if self._programs is None:
             yield from super()._sum_array(carrier, flat, key, algorithm, reserved)
         elif flat.size:
-            # Messages are framed, by ``none``, where an algorithm is asked for.
+            # Messages are framed, by the codec ``none``, where an algorithm is asked for.
             key = key._replace(compresses=algorithm is not None and not key.fold)
             yield from running(self._programs.find(key, algorithm), reserved, flat, flat, carrier)
 
@@ -101,7 +102,7 @@ class MpiStarter(Session, OperationStarter[Request]):
         feedback: Callable[[Carrier], Any] | None = None,
     ) -> Request:
         """Start a compiled program; the arguments are those of :meth:`_scheduled`, with the program's codec."""
-        engine().check_process(call.op)  # a thread of the parent's may have held the lock that this takes
+        engine().check_process(call.op)  # a thread of the parent process may have held the lock taken below
         assert self._programs is not None
         first = self._programs.reserve()
         return self._carried(
@@ -124,16 +125,16 @@ class MpiStarter(Session, OperationStarter[Request]):
         exact: bool = True,
         status: MPI.Status | None = None,
     ) -> Request:
-        """Start one of MPI's own operations, or one that is matched in the order of posting.
+        """Start one of MPI's own operations, or another that MPI matches in the order of posting.
 
         Args:
-            run: to start.
-            call: statistics.
-            operands: its buffers.
-            direct: hand MPI the device's pointers; None where it takes them in collectives.
-            transport: whose queue it posts by; None is the collectives'.
-            exact: it carries what a plain one would; else it counts its bytes itself.
-            status: of a receive.
+            run: operation to start.
+            call: statistics of the operation.
+            operands: buffers of the operation.
+            direct: whether to hand MPI the device's pointers; None to do so where MPI takes them in collectives.
+            transport: transport whose queue the operation posts by; None for that of collectives.
+            exact: whether it sends the bytes of an uncompressed operation; otherwise it counts its bytes itself.
+            status: status of a receive.
         """
         send, recv, device, loads, written = operands
         t = transport or self._transport
@@ -158,7 +159,7 @@ class MpiStarter(Session, OperationStarter[Request]):
         return self._posted(steps(), call, exact=exact, status=status, common=transport is None)
 
     def _posted(self, steps: Steps, call: Call, **how: Any) -> Request:
-        """Start an operation that MPI may refuse in the call: raise that here, as MPI does."""
+        """Start an operation that MPI may refuse in the call; raise the refusal here, as MPI does."""
         request = self._start(steps, call, **how)
         request.raise_refusal()
         return request
@@ -173,7 +174,7 @@ class MpiStarter(Session, OperationStarter[Request]):
         peer: int = -1,
         status: MPI.Status | None = None,
     ) -> Request:
-        """Start one of MPI's own operations on buffers that only MPI understands; statistics do not know their size.
+        """Start one of MPI's own operations on buffers that only MPI understands, whose size is not in the statistics.
 
         Raises:
             CodecMismatchError: the call asks for a codec.
@@ -184,7 +185,7 @@ class MpiStarter(Session, OperationStarter[Request]):
         t = transport or self._transport
         engine().check_process(op)
         if t.post_queue.empty and self._comparison is None:
-            # Here, since wrong arguments are this rank's own affair: no operation has begun.
+            # Post at once: where MPI refuses wrong arguments, this call raises, and no operation has begun.
             post = _begun(post())
 
         call = Call(self.axis, op, NONE.spec, "a buffer that only MPI understands", 0, 0)
@@ -198,5 +199,5 @@ class MpiStarter(Session, OperationStarter[Request]):
 
 
 def _begun(request: MPI.Request) -> Callable[[], MPI.Request]:
-    """Return a function that "starts" an operation which MPI has begun."""
+    """Return a function that "starts" an operation that MPI has already begun, by returning its request."""
     return lambda: request

@@ -1,4 +1,4 @@
-"""Show statistics to people: what was compressed, what was not, and why."""
+"""Show statistics to users: what was compressed, what was not, and why."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 TITLE = "hybridcomp: what this rank sent"
 _MOST_ROWS = 20
 _MOST_HINTS = 5
-_LEAST_HINT_BYTES = 1 << 16  # nobody misses what compression would have saved of less
+_LEAST_HINT_BYTES = 1 << 16  # below it, compression would have saved nothing that matters
 _NO_TERMINAL_WIDTH = 400  # nothing is wrapped there
 _LEAST_WIDTH = (
     140  # a narrower terminal breaks lines itself, which reads better than columns of a few letters
 )
-# Why something is uncompressed although, or because, all is as it was asked for.
+# Reasons for which a message is uncompressed as it was asked for, so that no hint is due.
 _AS_ASKED = frozenset(
     ["the policy says none", "one rank", "never compressed", "as sent", "asked for in the call"]
 )
@@ -38,9 +38,9 @@ def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE) -> None:
     """Print a table, the kinds that carry most first, with totals; and a hint if nothing was compressed.
 
     Args:
-        rows: what was counted; those without bytes are left out.
-        file: if it is a terminal, the table fits it, and its headings are bold.
-        title: above it.
+        rows: rows to show; those without bytes are left out.
+        file: output file; if it is a terminal, the table fits its width and has bold headings.
+        title: line above the table.
     """
     kept = sorted((row for row in rows if row.raw_bytes), key=lambda row: (-row.plain_bytes, row.key))
     if not kept:
@@ -51,7 +51,7 @@ def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE) -> None:
     else:
         plain = io.StringIO()
         _print(_console(plain), title, _table(kept))
-        # Cells are padded to the width of their column, the last one's for nothing.
+        # Cells are padded to the width of their column, which is of no use in the last column.
         file.write("".join(f"{line.rstrip()}\n" for line in plain.getvalue().splitlines()))
     told = hint(kept)
     if told is not None:
@@ -82,7 +82,7 @@ def hint(rows: Iterable[StatRow]) -> str | None:
 
 
 def size(nbytes: float) -> str:
-    """Format a number of bytes for people, in decimal units, with four digits."""
+    """Format a number of bytes for users, in decimal units, with four digits."""
     units = ["B", "kB", "MB", "GB", "TB"]
     while nbytes >= 999.95 and len(units) > 1:
         nbytes /= 1000

@@ -1,8 +1,8 @@
-"""Make the requests that non-blocking methods return: operations of ours that are MPI's requests, too.
+"""Make the requests that non-blocking methods return: operations of this package that are MPI's requests, too.
 
 MPI calls the functions of a generalized request while it holds a lock of its own, and they need the interpreter's.
-Whoever enters MPI without giving the interpreter up (compiled code may) must not do so while there is one: each thread
-would wait for the other's lock.
+A thread must not enter MPI without giving the interpreter up (as compiled code may) while there is such a request: each
+thread would wait for the other's lock.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ called_back: set[object] = set()
 
 
 class Request(MPI.Request):
-    """Operations in flight, as a request of mpi4py's.
+    """Request of mpi4py's that stands for operations in flight.
 
     MPI sees a generalized request, so that ``MPI.Request.Waitall`` and its kin take it among others. They wait in
     MPI while the background thread makes progress; :meth:`wait` is faster, and knows a timeout.
 
     Attributes:
-        operations: what it waits for: one operation, or the send and the receive of a Sendrecv.
-        status: of a receive, valid once it is done: source, tag and count.
+        operations: operations that it waits for: one, or the send and the receive of a Sendrecv.
+        status: status of a receive, valid once the receive is done: source, tag and count.
     """
 
     operations: tuple[engine.Request, ...]
@@ -54,7 +54,7 @@ class Request(MPI.Request):
 
         token = object()
         called_back.add(token)
-        free = functools.partial(called_back.discard, token)  # the last that MPI calls; at exit, too
+        free = functools.partial(called_back.discard, token)  # MPI's last call of the three, also at exit
         general = MPI.Grequest.Start(query, free, cancel)
         self = super().__new__(cls, general)
         self.operations, self.status, self._general = operations, status, general
@@ -86,7 +86,7 @@ class Request(MPI.Request):
         return next((o.exception for o in self.operations if o.exception is not None), None)
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> None:
-        """Call ``fn(self)`` when it ends, or at once if it has."""
+        """Call ``fn(self)`` when all operations have ended, or at once if they have."""
         left = list(self.operations)
 
         def ended(operation: engine.Request) -> None:
@@ -98,20 +98,20 @@ class Request(MPI.Request):
             operation.add_done_callback(ended)
 
     def wait(self, timeout: float | None = None) -> None:  # type: ignore[override]
-        """Return when it has ended.
+        """Wait until all operations have ended.
 
         Args:
-            timeout: seconds; None is the communicator's timeout, counted from the start.
+            timeout: seconds; None for the communicator's timeout, counted from the start.
 
         Raises:
-            CollectiveTimeoutError: it did not end in time.
-            HybridcompError: what went wrong.
+            CollectiveTimeoutError: an operation did not end in time.
+            HybridcompError: the error of an operation.
         """
         wait_for(self.operations, timeout)
         self._release(None)
 
     def test(self) -> bool:  # type: ignore[override]
-        """Make progress once; return whether it has ended. Raises its error."""
+        """Make progress once; return whether all operations have ended. Raises their error."""
         if self._tested():
             self._release(None)
             return True
@@ -122,7 +122,7 @@ class Request(MPI.Request):
         return all(done)
 
     def cancel(self) -> bool:  # type: ignore[override]
-        """Cancel what has not begun to move data; return whether all of it could be cancelled."""
+        """Cancel the operations that have not begun to move data; return whether all could be cancelled."""
         done = [operation.cancel() for operation in self.operations]
         return all(done)
 
@@ -142,12 +142,12 @@ class Request(MPI.Request):
         return False
 
     def _release(self, status: MPI.Status | None) -> None:
-        with deferral:  # what a signal's handler raised in a function that MPI calls would be MPI's error
+        with deferral:  # an error of a signal's handler in a function that MPI calls would become MPI's
             if self != MPI.REQUEST_NULL:
                 super().Wait(status)
 
     def __del__(self) -> None:
-        # MPI keeps it until it is complete. An interpreter that ends refuses what MPI would call.
+        # MPI keeps the request until it is complete. An interpreter that ends refuses MPI's calls of its functions.
         if self != MPI.REQUEST_NULL and not (sys.is_finalizing() or MPI.Is_finalized()):
             with deferral:
                 super().Free()

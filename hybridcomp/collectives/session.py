@@ -41,21 +41,21 @@ NEVER = 1 << 62  # operations
 
 
 class Session:
-    """The state that a communicator's operations share.
+    """State that a communicator's operations share.
 
     Attributes:
-        policy: what decides on codecs; the same on all ranks.
-        axis: the mesh axis that this communicator spans.
+        policy: policy that chooses codecs; the same on all ranks.
+        axis: mesh axis that this communicator spans.
         step: training step, for policies with a warm-up; the caller advances it.
         feedback: error-feedback memory of named messages.
-        warm: what linear codecs keep of named messages: PowerSGD's Q.
-        key: a random number that tells it from other communicators; the same on all ranks.
-        mpi: the duplicate that collectives run on.
+        warm: arrays that linear codecs keep of named messages: PowerSGD's Q.
+        key: random number that tells it from other communicators; the same on all ranks.
+        mpi: duplicate of the caller's communicator, which collectives run on.
         cuda_aware: whether every rank's MPI takes device pointers.
-        spoilt: messages that nobody will take may be on their way: it is never freed.
-        decider: decides where the policy leaves that to ``auto``; None where it does not.
-        on_start: called with each operation's statistics, in the thread that starts it, before it moves anything;
-            not for blocking operations on plain arrays that MPI does in one call.
+        spoilt: whether messages that no rank will take may be on their way: then the communicator is never freed.
+        decider: decider of choices that the policy leaves to ``auto``; None where it leaves none.
+        on_start: function called with each operation's statistics, in the thread that starts the operation, before any
+            data moves; not for blocking operations on plain arrays that MPI does in one call.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Session:
         self._p2p_transport = MpiTransport(self._p2p, self._topology, direct=direct)
         self._p2p_transport.post_queue.common = False
         self.spoilt = False
-        self._started = 0  # collectives: the same number on all ranks
-        self._messages = 0  # sends and receives
+        self._started = 0  # collectives so far: the same number on all ranks
+        self._messages = 0  # sends and receives so far
         self._comparison = None if parts.comparison is None else Comparison(parts.comparison)
         self._notices = parts.notices
         if self._notices is not None:
@@ -119,7 +119,7 @@ class Session:
     def Free(self) -> None:
         """Release MPI's resources, once all ranks have called this; no operation may be in flight. Collective.
 
-        A communicator on which an operation has failed, here or on another rank, is silenced only
+        A communicator on which an operation has failed, here or on another rank, is only silenced
         (:mod:`~hybridcomp.collectives.failure.release`). Freeing it again has no effect.
         """
         if self._freed:
@@ -130,7 +130,7 @@ class Session:
 
     @property
     def failed(self) -> bool:
-        """Tell whether an operation has failed, here or on another rank that has told: MPI may still be at work."""
+        """Tell whether an operation is known to have failed, here or on another rank: MPI may still be at work."""
         told = self._notices is not None and self._notices.troubled
         return self.spoilt or self._transport.failed or self._p2p_transport.failed or told
 
@@ -144,13 +144,13 @@ class Session:
         release(comms, spoilt=spoilt, freed=self._give_back)
 
     def _give_back(self) -> None:
-        """Give back what a communicator holds beside MPI's: no rank uses it any more."""
+        """Give back the engine's rings that the communicator holds: no rank uses them any more."""
         if self._group is not None:
             self._group.give_rings()
 
     @property
     def timeout(self) -> float:
-        """Return the seconds that any operation may take; may be set, for those that start from then on."""
+        """Return the seconds that any operation may take; may be set, for operations that start from then on."""
         return self._timeout
 
     @timeout.setter
@@ -171,17 +171,17 @@ class Session:
         self._reconsider()
 
     def _decide(self) -> None:
-        """Have a decider choose where the policy leaves that to ``auto``, from nothing."""
+        """Have a new decider choose where the policy leaves choices to ``auto``, with nothing decided yet."""
         self.decider = self._automatic.begin(self._policy, self._chooser, self._profile)
         self._review_at = (
             NEVER if self.decider is None else self._started + self._automatic.review(self._started)
         )
 
     def review(self) -> None:
-        """Review what ``auto`` has decided, if that is due; called before an operation whose choice is asked for."""
+        """Review the decisions of ``auto``, if that is due; called before an operation whose choice is asked for."""
         if self._started < self._review_at:
             return
-        self._review_at = NEVER  # what it starts is an operation, too
+        self._review_at = NEVER  # the review starts an operation, too
         following = self._automatic.review(self._started)
         self._review_at = self._started + following
 
@@ -196,16 +196,16 @@ class Session:
         self._reconsider()
 
     def _reconsider(self) -> None:
-        """Do nothing; a subclass drops here what it has cached under an earlier policy, axis or timeout."""
+        """Do nothing; a subclass drops here the results it has cached under an earlier policy, axis or timeout."""
 
     @property
     def hosts(self) -> int:
-        """Return the number of hosts that its ranks are on."""
+        """Return the number of hosts that the ranks are on."""
         return self._topology.count
 
     @property
     def busy(self) -> bool:
-        """Tell whether operations of all ranks are in flight here."""
+        """Tell whether operations in which all ranks take part are in flight here."""
         return self._notices is not None and engine().in_flight(self._notices)
 
     def stats(self) -> list[StatRow]:
@@ -213,7 +213,7 @@ class Session:
         return self._table.rows()
 
     def activity(self) -> Activity:
-        """Return what ``hybridcomp top`` shows of it; may be called by any thread."""
+        """Return the activity of the communicator that ``hybridcomp top`` shows; may be called by any thread."""
         flying = in_flight(engine().operations(self.key), self._ranks)
         return Activity(self.key, self._axis, self.size, self._started, self._table.rows(), flying)
 
@@ -232,7 +232,7 @@ class Session:
     ) -> Choice:
         if self.size == 1:
             return Choice(NONE, None, "one rank")
-        if op != "send":  # which not all ranks do
+        if op != "send":  # not all ranks take part in a send
             self.review()
         if codec is not None:
             return explicit_choice(codec, op, data)
@@ -246,7 +246,7 @@ class Session:
 
     def _call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
         if self._comparison is not None and op not in ("send", "recv"):
-            # Where ranks have started different operations before, they have taken different numbers of tags.
+            # Ranks that have started different operations before have taken different numbers of tags.
             self._transport.begin(self._started + 1)
         return Call(self.axis, op, choice.codec.spec, choice.reason, raw, plain, about)
 
@@ -264,7 +264,7 @@ class Session:
         common: bool = True,
         counted: bool = True,
     ) -> Request:
-        """Start an operation; ``common`` if all ranks take part in it, ``counted`` if it is one of the statistics."""
+        """Start an operation: ``common`` if all ranks take part in it, ``counted`` if statistics count it."""
         if exact:
             call.wire_bytes = call.plain_bytes
         if common:
@@ -294,14 +294,14 @@ class Session:
 
     def _counted(self, steps: Steps, call: Call, status: MPI.Status | None) -> Steps:
         yield from steps
-        if call.place is not None and status is not None:  # which message a receive has taken, it knows now
+        if call.place is not None and status is not None:  # a receive knows its message only now
             source = status.Get_source()
             if 0 <= source < self.size:
                 call.place |= {"peer": self._ranks[source], "tag": status.Get_tag()}
         self._table.add(call)
 
     def _place(self, call: Call, number: int) -> None:
-        """Say where an operation is among those of its communicator, for the trace."""
+        """Note the place of an operation among those of its communicator, for the trace."""
         if trace.recorder is not None:
             trace.recorder.group(self.key, self._ranks)
         call.place = {"comm": f"{self.key:x}", "n": number, **(call.place or {})}

@@ -1,4 +1,4 @@
-"""Start operations by schedules on flat buffers, in host memory or on a device, whatever carries their messages."""
+"""Start operations by schedules on flat buffers, in host memory or on a device, over any transport."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from hybridcomp.policy import Choice
 from hybridcomp.policy.auto.decider import Decider
 from hybridcomp.schedules.in_order import TAGS
 
-# What a started operation is known by: a request of MPI's, or one of an exchange.
+# Handle of a started operation: a request of MPI's, or one of an exchange.
 Started = TypeVar("Started", bound=Completion)
 
-# An algorithm of ours, with a memory of error feedback or None.
+# An algorithm of this package, called with a carrier, send and receive buffers, and error-feedback memory or None.
 Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
 
 
@@ -41,12 +41,12 @@ Figures = npt.NDArray[np.float64]
 
 
 class Operands(NamedTuple):
-    """The buffers of one operation.
+    """Buffers of one operation.
 
     Attributes:
         send, recv: flat buffers; None where the operation has none here.
-        device: the caller's, if they are on a device.
-        loads, written: as of :func:`~hybridcomp.collectives.device.through_host.through_host`.
+        device: the caller's buffers, if they are on a device.
+        loads, written: as in :func:`~hybridcomp.collectives.device.through_host.through_host`.
     """
 
     send: Flat | None = None
@@ -57,14 +57,15 @@ class Operands(NamedTuple):
 
 
 class OperationStarter(abc.ABC, Generic[Started]):
-    """The ways in which operations start whose messages are encoded; each returns a ``Started``.
+    """The ways to start operations whose messages are encoded; each returns a ``Started``.
 
     Attributes:
-        rank, size: of the ranks that take part.
+        rank: number of this rank among those that take part.
+        size: number of ranks that take part.
         step: training step, for codecs that draw random numbers.
         feedback: error-feedback memory of named messages.
-        warm: what linear codecs keep of named messages.
-        decider: decides where the policy leaves that to ``auto``; None where it does not.
+        warm: arrays that linear codecs keep of named messages.
+        decider: decider of choices that the policy leaves to ``auto``; None where it leaves none.
     """
 
     rank: int
@@ -73,23 +74,23 @@ class OperationStarter(abc.ABC, Generic[Started]):
     feedback: ErrorFeedback
     warm: dict[str, Array]
     decider: Decider | None = None
-    _transport: Any  # a Transport; of which kind, a subclass says
+    _transport: Any  # a Transport, whose kind a subclass says
     _schedules: Schedules
-    _stream_from = STREAM_BYTES  # bytes of results that are written past the caches
-    _coalesced = 1 << 20  # bytes: arrays of a linear codec's round below it are summed in one operation
+    _stream_from = STREAM_BYTES  # bytes from which results are written past the caches
+    _coalesced = 1 << 20  # bytes: smaller arrays of a linear codec's round are summed in one operation
 
     def review(self) -> None:
-        """Review what ``auto`` has decided, if that is due; called before an operation whose choice is asked for."""
+        """Review the decisions of ``auto``, if that is due; called before an operation whose choice is asked for."""
 
     @abc.abstractmethod
     def gather_figures(self, values: Figures) -> Callable[[], Figures]:
         """Start to gather each rank's values, beside the operations that have been started; collective.
 
         Args:
-            values: float64 [n], as many on all ranks.
+            values: float64 [n], with the same n on all ranks.
 
         Returns:
-            What waits for those of all ranks, [ranks, n].
+            Function that waits for the values of all ranks and returns them: float64 [ranks, n].
         """
 
     @property
@@ -99,7 +100,7 @@ class OperationStarter(abc.ABC, Generic[Started]):
 
     @abc.abstractmethod
     def _call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
-        """Make the statistics of an operation that starts next."""
+        """Make the statistics of the operation that starts next."""
 
     @abc.abstractmethod
     def _start(self, steps: Steps, call: Call) -> Started:
@@ -115,15 +116,15 @@ class OperationStarter(abc.ABC, Generic[Started]):
         on_host: bool = False,
         feedback: Callable[[Carrier], Any] | None = None,
     ) -> Started:
-        """Start one of our algorithms, on host memory, on a device's, or on a host's copy of that.
+        """Start an algorithm of this package on host memory, on a device's memory, or on a host's copy of that.
 
         Args:
-            algorithm: to start.
-            codec: that it uses.
-            call: statistics.
-            operands: its buffers, at least one.
-            on_host: it cannot run on a device.
-            feedback: gives the memory, and the carrier the codec of its step.
+            algorithm: algorithm to start.
+            codec: codec that the algorithm uses.
+            call: statistics of the operation.
+            operands: buffers of the operation, at least one.
+            on_host: whether the algorithm cannot run on a device.
+            feedback: function that returns the error-feedback memory, and gives the carrier the codec of its step.
         """
         send, recv, device, loads, written = operands
         given = send if recv is None else recv
@@ -158,7 +159,7 @@ class OperationStarter(abc.ABC, Generic[Started]):
         return self._start(steps(), call)
 
     def start_failed(self, op: str, error: Exception) -> Started:
-        """Start an operation that fails at once, in place of one that could not begin here: other ranks are told."""
+        """Start an operation that fails at once, for one that could not begin here, so that other ranks are told."""
 
         def steps() -> Steps:
             yield from ()
@@ -178,11 +179,11 @@ class OperationStarter(abc.ABC, Generic[Started]):
         """Start an operation whose messages are encoded: in the compiled engine, else step by step in Python.
 
         Args:
-            key: the operation.
-            call: statistics.
-            operands: its buffers.
-            algorithm: the caller's; None to choose.
-            feedback: as of :meth:`_carried`.
+            key: key of the operation.
+            call: statistics of the operation.
+            operands: buffers of the operation.
+            algorithm: algorithm that the caller asks for; None to choose.
+            feedback: as in :meth:`_carried`.
         """
         start = self._compiled(key, algorithm)
         if start is not None:
@@ -195,15 +196,15 @@ class OperationStarter(abc.ABC, Generic[Started]):
             key.codec,
             call,
             operands,
-            on_host=schedule.on_host,  # the sizes of messages decide, which a device's do not tell in time
+            on_host=schedule.on_host,  # message sizes decide, which a device does not tell in time
             feedback=feedback,
         )
 
     def _compiled(self, key: OperationKey, algorithm: str | None) -> Callable[..., Started] | None:
-        """Find an operation's program in the compiled engine; None where that does not do it, or is not in use.
+        """Find an operation's program in the compiled engine; None where the engine does not run it, or is not in use.
 
         Returns:
-            What starts it, with the operation's statistics, buffers and feedback.
+            Function that starts the program with the operation's statistics, buffers and feedback.
         """
         return None
 
@@ -215,21 +216,21 @@ class OperationStarter(abc.ABC, Generic[Started]):
         data: Flat,
         feedback: Callable[[Carrier], Any],
     ) -> Started | None:
-        """Start one operation on parts of an array in host memory, in place; None where several are as good.
+        """Start one operation on parts of an array in host memory, in place; None where several operations are as good.
 
         Args:
-            key: the operation, with the elements of each part as its counts.
-            extents: of each part, where it begins, and its elements.
-            call: makes its statistics, once it is known to start.
-            data: the array.
-            feedback: as of :meth:`_carried`.
+            key: key of the operation, with the element count of each part as its counts.
+            extents: first element and element count of each part.
+            call: function that makes the statistics, once the operation is known to start.
+            data: array with the parts.
+            feedback: as in :meth:`_carried`.
         """
         return None
 
     # -- the sums of linear codecs -------------------------------------------------------------------
 
     def _reserve(self) -> Any:
-        """Reserve what the messages of one sum need, in program order."""
+        """Reserve the tags for the messages of one sum, in program order."""
         return self._tags()
 
     def _sum_array(

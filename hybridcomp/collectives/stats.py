@@ -1,4 +1,4 @@
-"""Count what a communicator carried: per operation and codec, in calls, bytes and seconds."""
+"""Count the calls, bytes and seconds of a communicator, per operation and codec."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(slots=True)
 class StatRow:
-    """The totals of one kind of message.
+    """Totals of one kind of message.
 
     Attributes:
-        axis: of the communicator.
-        op: ``all_reduce``, ``send``, ...
-        codec: its spec; ``none`` where nothing was compressed.
-        reason: why that codec.
-        calls: operations.
-        raw_bytes: of the callers' buffers.
-        plain_bytes: that this rank would have sent uncompressed by the usual algorithm.
-        wire_bytes: that this rank sent.
-        shared_bytes: of those, what ranks of the same host read where it was.
-        encode_seconds, decode_seconds: in kernels, on this rank.
-        wire_seconds: the rest of the time between start and end.
+        axis: mesh axis of the communicator.
+        op: name of the operation: ``all_reduce``, ``send``, ...
+        codec: spec of the codec; ``none`` where nothing was compressed.
+        reason: why that codec was chosen.
+        calls: number of operations.
+        raw_bytes: bytes of the callers' buffers.
+        plain_bytes: bytes that this rank would have sent uncompressed by the usual algorithm.
+        wire_bytes: bytes that this rank sent.
+        shared_bytes: part of ``wire_bytes`` that ranks of the same host read in place, in shared memory.
+        encode_seconds, decode_seconds: seconds in kernels, on this rank.
+        wire_seconds: rest of the time between start and end.
     """
 
     axis: str
@@ -87,7 +87,7 @@ class StatRow:
 
 
 class Clock:
-    """A sum of the time spent inside a block; without the cost of a generator's context manager."""
+    """Sum of the time spent inside a block, without the cost of a generator's context manager."""
 
     __slots__ = ("_began", "seconds")
 
@@ -101,12 +101,12 @@ class Clock:
         self.seconds += time.perf_counter() - self._began
 
     def add(self, began: float, ended: float) -> None:
-        """Count what was between two times of :func:`time.perf_counter`."""
+        """Count the interval between two times of :func:`time.perf_counter`."""
         self.seconds += ended - began
 
 
 class TracedClock(Clock):
-    """A clock that also records the intervals."""
+    """Clock that also records the intervals."""
 
     __slots__ = ("_name", "_parts")
 
@@ -119,18 +119,18 @@ class TracedClock(Clock):
         self.add(self._began, time.perf_counter())
 
     def add(self, began: float, ended: float) -> None:
-        """Count and keep what was between two times."""
+        """Count and keep the interval between two times."""
         super().add(began, ended)
         self._parts.append((self._name, began, ended))
 
 
 class Call(StatRow):
-    """The counters of one operation while it runs; the algorithms write their bytes and seconds to it.
+    """Counters of one operation while it runs; the algorithms write their bytes and seconds to it.
 
     Attributes:
-        about: what else must be alike on all ranks, by name: count, dtype, root, reduction.
-        began: when it did, by :func:`time.perf_counter`.
-        place: of a traced operation, what finds it in the traces of other ranks.
+        about: other properties that must be alike on all ranks, by name: count, dtype, root, reduction.
+        began: start of the operation, by :func:`time.perf_counter`.
+        place: keys that find a traced operation in the traces of other ranks.
     """
 
     __slots__ = ("_decoding", "_encoding", "_parts", "_recorder", "about", "began", "place")
@@ -160,7 +160,7 @@ class Call(StatRow):
 
     @property
     def traced(self) -> bool:
-        """Tell whether it is recorded."""
+        """Tell whether the operation is recorded in a trace."""
         return self._recorder is not None
 
     def starts(self, began: float) -> None:
@@ -179,7 +179,7 @@ class Call(StatRow):
     def tally(
         self, counts: tuple[int, int, float, float], intervals: Sequence[tuple[str, float, float]]
     ) -> None:
-        """Count what the compiled engine did: bytes on wires and in shared memory, seconds in kernels."""
+        """Count the work of the compiled engine: bytes on wires and in shared memory, seconds in kernels."""
         wire, shared, encoding, decoding = counts
         self.wire_bytes += wire
         self.shared_bytes += shared
@@ -187,7 +187,7 @@ class Call(StatRow):
         self._decoding.seconds += decoding
         if self._recorder is not None:
             self._parts.extend(intervals)
-            self._parts.sort(key=itemgetter(1))  # beside what Python has encoded and decoded
+            self._parts.sort(key=itemgetter(1))  # among the intervals of Python's encoding and decoding
 
     def close(self) -> None:
         """End the operation: add up its seconds, and record it where it is traced."""
@@ -211,16 +211,16 @@ def record(
     name: str | None = None,
     place: Mapping[str, Any] = _NOTHING,
 ) -> None:
-    """Record one operation, of which ``row`` holds the bytes and nothing else's.
+    """Record one operation, whose bytes alone ``row`` holds.
 
     Args:
-        recorder: of the trace.
-        row: its kind and bytes.
-        began, ended: by :func:`time.perf_counter`.
-        parts: times of encoding and decoding.
-        name: of what it carries.
-        place: what finds it in the traces of other ranks: ``comm``, ``n``, and of a message ``peer`` and ``tag``,
-            of others the ``root`` that they may have.
+        recorder: recorder of the trace.
+        row: kind and bytes of the operation.
+        began, ended: times by :func:`time.perf_counter`.
+        parts: intervals of encoding and decoding.
+        name: name of the data that the operation carries.
+        place: keys that find the operation in the traces of other ranks: ``comm``, ``n``, for a message also ``peer``
+            and ``tag``, for other operations ``root`` where they have one.
     """
     args: dict[str, Any] = {
         "axis": row.axis,
@@ -239,14 +239,14 @@ def record(
 
 
 class StatTable:
-    """A table of statistics by kind; safe to use from several threads."""
+    """Table of statistics by kind; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str, str, str], StatRow] = {}
         self._lock = threading.Lock()
 
     def add(self, call: Call) -> None:
-        """Close a call and add it."""
+        """Close a call and add it to the totals of its kind."""
         call.close()
         row = self.row(call)
         with self._lock:
@@ -272,11 +272,11 @@ class StatTable:
         """Count operations in ``row``, one of this table's.
 
         Args:
-            row: of their kind.
-            calls: how many.
-            raw, plain: bytes of each.
-            seconds: of all.
-            tally: what the engine did in all: see :meth:`Call.tally`; None where MPI sent ``plain`` bytes of each.
+            row: row of the operations' kind.
+            calls: number of operations.
+            raw, plain: raw and plain bytes of each operation.
+            seconds: seconds of all operations together.
+            tally: work of the engine in all: see :meth:`Call.tally`; None where MPI sent ``plain`` bytes in each.
         """
         wire, shared, encoding, decoding = (calls * plain, 0, 0.0, 0.0) if tally is None else tally
         with self._lock:
@@ -313,7 +313,7 @@ def merge(tables: Iterable[Iterable[StatRow]]) -> list[StatRow]:
 
 
 def since(before: Iterable[StatRow], now: Iterable[StatRow]) -> list[StatRow]:
-    """Return the difference of the rows ``now`` and ``before``, without kinds that have no new call."""
+    """Return the rows ``now`` minus those ``before``, without kinds that have no new call."""
     old = {row.key: row for row in before}
     new = [row.copy() for row in now]
     for row in new:

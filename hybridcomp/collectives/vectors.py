@@ -10,23 +10,23 @@ from hybridcomp.arrays import Flat
 from hybridcomp.collectives.buffers import ForeignBufferError, retyped, unpack
 from hybridcomp.errors import CodecMismatchError
 
-# Per rank, the first element of its part and the number of its elements.
+# For each rank, the first element and the element count of its part.
 Extents = Sequence[tuple[int, int]]
 
 
 def parse_vector(spec: Any, ranks: int, *, writable: bool) -> tuple[Flat, list[tuple[int, int]]]:
-    """View a buffer of one part for each rank as flat elements and their extents.
+    """View a buffer of one part for each rank as flat elements and the parts' extents.
 
     Args:
-        spec: ``[data, counts]``, ``[data, counts, displs]`` or ``[data, (counts, displs)]``, and an MPI datatype
-            after it or not. Counts left out are near-equal, displacements left out follow from the counts; a
-            single number is everybody's count, or the distance between parts.
-        ranks: how many parts.
-        writable: it receives data.
+        spec: ``[data, counts]``, ``[data, counts, displs]`` or ``[data, (counts, displs)]``, with or without an MPI
+            datatype at the end. Counts left out are near-equal, displacements left out follow from the counts; a
+            single number is the count of every part, or the distance between parts.
+        ranks: number of parts.
+        writable: whether the buffer receives data.
 
     Raises:
-        ForeignBufferError: as of :func:`~hybridcomp.collectives.buffers.parse`.
-        ValueError: not one part for each rank, or a part that is not within the data.
+        ForeignBufferError: as in :func:`~hybridcomp.collectives.buffers.parse`.
+        ValueError: there is not one part for each rank, or a part is not within the data.
     """
     parts = list(spec) if isinstance(spec, list | tuple) else [spec]
     data, counts, displs, datatype = unpack(parts)
@@ -45,7 +45,7 @@ def parse_vector(spec: Any, ranks: int, *, writable: bool) -> tuple[Flat, list[t
 
 
 def following(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Return extents of parts that lie one after the other."""
+    """Return the extents of parts that lie one after the other."""
     return list(zip(itertools.accumulate(counts, initial=0), counts, strict=False))
 
 

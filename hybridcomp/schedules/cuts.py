@@ -1,7 +1,7 @@
-"""Cut data into regions whose owners depend on how many bytes their messages have; and schedules that have such owners.
+"""Cut data into regions whose owners depend on the sizes of their messages, and resolve schedules with such owners.
 
-All ranks find the same owners, as all know the sizes of all ranks' messages. A schedule has steps for each of them that
-is possible; :func:`resolved` leaves out those of other owners, so that what is left can be proved, timed and drawn.
+All ranks find the same owners, as all know the sizes of all ranks' messages. A schedule has steps for each possible
+owner; :func:`resolved` leaves out the steps of other owners, so that the rest can be proved, timed and drawn.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from hybridcomp.schedules.faults import ScheduleError, fail
 from hybridcomp.schedules.schedule import Kind, Schedule, Step
 from hybridcomp.schedules.shards import Shards
 
-_REGIONS = 8  # for each rank at least, of data that has so many cache lines
-_LEAST_BYTES = 1 << 12  # of a region, uncompressed
-_RANDOM = 2  # cuts at random that schedules are proved for
+_REGIONS = 8  # least regions for each rank, where the data are large enough
+_LEAST_BYTES = 1 << 12  # uncompressed bytes of a region
+_RANDOM = 2  # random cuts for which schedules are proved
 
 
 def regions(n: int, ranks: int, itemsize: int, chunk_bytes: int) -> Shards:
-    """Cut ``n`` elements into regions: one shard, whose chunks they are."""
+    """Cut ``n`` elements into regions, the chunks of one shard."""
     region = min(chunk_bytes, max(_LEAST_BYTES, n * itemsize // (_REGIONS * ranks)))
     return Shards.fixed(n, 1, n, itemsize, region)
 
@@ -31,8 +31,8 @@ def balanced(weights: Sequence[int], ranks: int) -> list[list[int]]:
     The engine does the same (``kernels/engine/cut.cpp``).
 
     Args:
-        weights: of the regions, above 0.
-        ranks: how many runs; some may be empty.
+        weights: weights of the regions, above 0.
+        ranks: number of runs; some may be empty.
     """
     runs: list[list[int]] = [[] for _ in range(ranks)]
     total, before = sum(weights), 0
@@ -48,7 +48,7 @@ def owners(weights: Sequence[int], ranks: int) -> list[int]:
 
 
 def even(schedules: Sequence[Schedule]) -> list[Schedule]:
-    """Return what is carried out of all ranks' schedules where all regions weigh the same; all, where there is no cut.
+    """Return the steps of all ranks' schedules carried out where all regions weigh the same; without a cut, all steps.
 
     Raises:
         ScheduleError: the schedules do not fit together.
@@ -57,10 +57,10 @@ def even(schedules: Sequence[Schedule]) -> list[Schedule]:
 
 
 def cases(schedules: Sequence[Schedule]) -> Iterable[list[Schedule]]:
-    """Return what is carried out of all ranks' schedules, for each of several cuts.
+    """Yield the steps of all ranks' schedules that are carried out, for each of several cuts.
 
-    Each rank owns all regions in one of them, so that every step is carried out in some case. Where there is no cut,
-    there is one case: the schedules themselves.
+    Each rank owns all regions in one of the cuts, so that every step is carried out in some case. Without a cut, there
+    is one case: the schedules themselves.
 
     Raises:
         ScheduleError: the schedules do not fit together, or a step cannot know whether it is to be carried out.
@@ -80,13 +80,13 @@ def cases(schedules: Sequence[Schedule]) -> Iterable[list[Schedule]]:
 
 
 def resolved(schedules: Sequence[Schedule], owners: Sequence[int]) -> list[Schedule]:
-    """Remove the steps of other owners of a region; a step that waits for one of them waits for what it waits for."""
+    """Remove the steps of regions' other owners; a step that waits for a removed step waits for that step's list."""
     return [_resolved(schedule, owners) for schedule in schedules]
 
 
 def _resolved(schedule: Schedule, owners: Sequence[int]) -> Schedule:
     kept: list[Step] = []
-    ended: list[set[int]] = []  # of each step, the kept ones whose end is its end
+    ended: list[set[int]] = []  # for each step, the kept steps whose end is its end
     for index, step in enumerate(schedule.steps):
         if any(not 0 <= one < index for one in step.after):
             fail(schedule, index, f"it waits for step {max(step.after)}, which is not an earlier one")
@@ -100,7 +100,7 @@ def _resolved(schedule: Schedule, owners: Sequence[int]) -> Schedule:
 
 
 def _regions(schedules: Sequence[Schedule]) -> int:
-    """Return how many regions all ranks cut."""
+    """Return the number of regions that all ranks cut."""
     counts = [schedule.regions for schedule in schedules]
     if min(counts) != max(counts):
         raise ScheduleError(f"the ranks cut different numbers of regions: {counts}")
@@ -108,7 +108,7 @@ def _regions(schedules: Sequence[Schedule]) -> int:
 
 
 def _check_conditions(schedule: Schedule, count: int) -> None:
-    """Check that steps ask for owners that there are, and that no message waits for one that need not be known."""
+    """Check that steps name existing owners, and that all messages of a channel, or none, depend on the cut."""
     asks: dict[tuple[Kind, int, int], bool] = {}
     cuts = 0
     for index, step in enumerate(schedule.steps):

@@ -1,4 +1,4 @@
-"""Show schedules to people: a rank's steps as rows, all ranks' in a few numbers, their simulated time as a picture."""
+"""Show schedules to users: a rank's steps as rows, all ranks' in a few numbers, their simulated time as a picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridcomp.schedules.simulate import Timeline
 
 #: Headings of :func:`rows`.
 HEADINGS = ("step", "does", "elements", "channel", "after")
-# Okabe and Ito's palette, which people with any colour vision tell apart. What is too short to be seen is not drawn.
+# Okabe and Ito's palette, which people with any colour vision tell apart. Steps too short to be seen are not drawn.
 _COMPUTES = {
     Kind.ENCODE: ("encode", "#E69F00"),
     Kind.SUM: ("sum", "#009E73"),
@@ -22,27 +22,27 @@ _COMPUTES = {
     Kind.DECODE: ("decode", "#56B4E9"),
     Kind.COPY: ("copy", "#F0E442"),
 }
-# By what made the message.
+# Style of a send by the kind of step that made its message.
 _SENDS = {
     Kind.ENCODE: ("send own data", "#CC79A7"),
     Kind.SUM_ENCODE: ("send a sum", "#D55E00"),
     Kind.RECV: ("send on", "#E9B08A"),
     Kind.SIZES: ("send sizes", "#999999"),
 }
-_OTHER = "#000000"  # what is in neither table
-_Style = tuple[str, str]  # what, and its colour
-_LABELLED = 0.012  # of the width: shorter bars have no label
-_EDGED = 0.004  # and these no edge, which would hide them
+_OTHER = "#000000"  # colour of steps in neither table
+_Style = tuple[str, str]  # name and colour
+_LABELLED = 0.012  # share of the width: shorter bars have no label
+_EDGED = 0.004  # share of the width: shorter bars have no edge, which would hide them
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All ranks' schedules in numbers.
+    """Figures of all ranks' schedules.
 
     Attributes:
-        steps: of the rank that has most.
-        messages, sent: messages and their bytes, of the rank that sends most of each.
-        chain: steps of which each waits for the one before, at most, over all ranks.
+        steps: number of steps of the rank that has most.
+        messages, sent: number and bytes of messages of the rank that sends most of each.
+        chain: number of steps in the longest chain, over all ranks, in which each waits for the one before.
         room: bytes of the slots of the rank that has most.
     """
 
@@ -68,11 +68,11 @@ def rows(schedule: Schedule) -> list[tuple[str, ...]]:
 
 
 def summarize(schedules: Sequence[Schedule], message_bytes: Callable[[Slot, int], int]) -> Summary:
-    """Count.
+    """Count the steps, messages and bytes of all ranks' schedules.
 
     Args:
-        schedules: of all ranks.
-        message_bytes: of a message of as many elements in a slot.
+        schedules: schedules of all ranks.
+        message_bytes: function of a slot and a number of elements that returns the bytes of such a message.
 
     Raises:
         ScheduleError: messages do not meet, or steps wait for one another.
@@ -91,18 +91,18 @@ def summarize(schedules: Sequence[Schedule], message_bytes: Callable[[Slot, int]
 
 
 def picture(schedules: Sequence[Schedule], timeline: Timeline, title: str, path: Path) -> None:
-    """Draw when steps are done: of each rank a row for its processor, and one for its sends.
+    """Draw the times of steps: for each rank a row for its computing, and one for its sends.
 
     Args:
-        schedules: of all ranks.
-        timeline: from :func:`~hybridcomp.schedules.simulate.simulate`.
-        title: above it.
-        path: where to write it; its suffix says how.
+        schedules: schedules of all ranks.
+        timeline: times from :func:`~hybridcomp.schedules.simulate.simulate`.
+        title: title above the picture.
+        path: file to write, whose suffix gives the format.
 
     Raises:
         ImportError: matplotlib is missing.
-        OSError: it cannot be written there.
-        ValueError: matplotlib writes no such files.
+        OSError: the file cannot be written.
+        ValueError: matplotlib does not write this format.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415  (a second, for a picture alone)
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -146,7 +146,7 @@ def _lanes(axes: Any, schedule: Schedule, timeline: Timeline, scale: float) -> d
     """Draw a rank's rows; return the styles that they use."""
     bars: dict[tuple[_Style, float, bool], list[tuple[float, float]]] = {}
     begins, ends = timeline.begins[schedule.rank], timeline.ends[schedule.rank]
-    made: dict[int, Kind] = {}  # of each slot, what made its message
+    made: dict[int, Kind] = {}  # for each slot, the kind of step that made its message
     for index, step in enumerate(schedule.steps):
         if step.writes >= 0:
             made[step.writes] = step.kind

@@ -9,11 +9,11 @@ from hybridcomp.schedules.schedule import Kind, Schedule, Span, Step
 
 
 class ScheduleError(ValueError):
-    """A schedule that does not do what it promises; names the rank and the step at fault."""
+    """Raised for a schedule that breaks its promise; names the rank and the step at fault."""
 
 
 def describe(step: Step) -> str:
-    """Say what a step does, in a few words."""
+    """Describe the work of a step in a few words."""
     match step.kind:
         case Kind.SEND:
             return f"send slot {step.slot} to rank {step.peer}"
@@ -28,7 +28,7 @@ def describe(step: Step) -> str:
             return f"write the sizes of {_slots(step.slots)} into slot {step.slot}"
         case Kind.CUT:
             return f"cut {step.count} regions by {_slots(step.slots)}"
-        case _:  # the kind's name, what it reads, and what it writes
+        case _:  # the kind's name, the places that it reads, and those that it writes
             read = [] if step.span is None else [_span(step.span)]
             read += [_slots(step.reads)] if step.reads else []
             into = f" into slot {step.writes}" if step.writes >= 0 else ""

@@ -1,7 +1,7 @@
 """Prove that all ranks may do their steps one after another, in the order of their schedules.
 
-So they are done where the compiled engine is not in use: a rank waits for a message where a step reads it, and sends
-wait for nobody. Between two ranks there are no channels then but :data:`TAGS` tags.
+Steps are done so where the compiled engine is not in use: a rank waits for a message where a step reads it, and sends
+wait for no rank. Two ranks then have :data:`TAGS` tags instead of channels.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from hybridcomp.schedules.faults import fail
 from hybridcomp.schedules.schedule import Kind, Schedule
 
-TAGS = 4  # the last one is for the channels from there on
+TAGS = 4  # the last one is for all channels from 3 on
 
 
 def tag_of(channel: int) -> int:
-    """Return which of an operation's tags the messages of a channel have."""
+    """Return the index, among an operation's tags, of the tag for a channel's messages."""
     return min(channel, TAGS - 1)
 
 
@@ -57,7 +57,7 @@ def check_in_order(schedules: Sequence[Schedule]) -> None:
 
 
 def _check_tags(schedules: Sequence[Schedule]) -> None:
-    """Check that what shares a tag between two ranks is sent and received in one order."""
+    """Check that messages that share a tag between two ranks are sent and received in one order."""
     sends: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for rank, schedule in enumerate(schedules):
         for step in schedule.steps:

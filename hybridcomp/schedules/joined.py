@@ -1,7 +1,7 @@
 """Join operations of one kind into one: their schedules, one after the other, on parts of the same buffers.
 
-Each part is carried as by itself: cut as if there were no others, by messages of its own. A step of a part waits for
-none of another's; what is ready of the first parts goes first.
+Each part is carried as if alone: cut as if there were no others, by its own messages. A step of a part waits for no
+step of another; ready steps of the first parts go first.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def joined(schedules: Sequence[Schedule], starts: Sequence[int]) -> Schedule:
     """Join schedules of one rank.
 
     Args:
-        schedules: at least one, of the same topology and rank; none finds the owners of regions.
-        starts: of each, where its elements begin, in ``SEND`` as in ``RECV``. Its memory of error feedback follows that
-            of the schedule before it.
+        schedules: schedules to join, at least one, of the same topology and rank; none finds the owners of regions.
+        starts: first element of each schedule, in ``SEND`` as in ``RECV``. The error-feedback memory of a schedule
+            follows that of the schedule before it.
 
     Raises:
-        ValueError: one finds owners of regions.
+        ValueError: a schedule finds owners of regions.
     """
     steps: list[Step] = []
     slots: list[Slot] = []
@@ -49,7 +49,7 @@ def joined(schedules: Sequence[Schedule], starts: Sequence[int]) -> Schedule:
 def _moved(
     steps: Sequence[Step], before: int, slots: int, offsets: dict[Buffer, int], memory: int
 ) -> list[Step]:
-    """Move steps behind ``before`` others, which have so many slots and elements of memory."""
+    """Move steps behind ``before`` others, which have ``slots`` slots and ``memory`` elements of memory."""
 
     def placed(span: Span | None) -> Span | None:
         return None if span is None else replace(span, start=span.start + offsets[span.buffer])

@@ -1,4 +1,4 @@
-"""Define what each operation takes and gives: sizes of buffers, in-place data, which operations are of which kind."""
+"""Define the buffers of each operation: their sizes and places, and the classes of operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hybridcomp.schedules.schedule import Operation
 
 #: Operations on one array, whose counts are one number.
 WHOLE = ("all_reduce", "broadcast", "reduce", "send")
-#: Operations on parts, whose counts are one number for each rank; of an all-to-all for each pair of ranks.
+#: Operations on parts, whose counts are one number for each rank, for an all-to-all one for each pair of ranks.
 PARTS = ("reduce_scatter", "all_gather", "gather", "scatter", "all_to_all")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 #: Operations whose result has the same bits on all ranks.
@@ -19,11 +19,11 @@ ALIKE = ("all_reduce", "all_gather", "broadcast")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A rank's buffers.
+    """Buffers of a rank.
 
     Attributes:
-        send, recv: elements of each.
-        send_at, recv_at: where each begins, if they lie in the same memory.
+        send, recv: number of elements of each buffer.
+        send_at, recv_at: first element of each buffer, if both lie in the same memory.
     """
 
     send: int
@@ -35,16 +35,16 @@ class Layout:
 def has_in_place(kind: str) -> bool:
     """Tell whether an operation may be given ``MPI.IN_PLACE``.
 
-    (Of an all-to-all the communicator then makes a copy.)
+    (The communicator copies the data for an all-to-all in place.)
     """
     return kind not in ("all_to_all", "send")
 
 
 def layout(operation: Operation, ranks: int, rank: int) -> Layout:
-    """Return the buffers that a rank has.
+    """Return the layout of a rank's buffers.
 
     Raises:
-        ScheduleError: no such operation, or not so many counts.
+        ScheduleError: there is no such operation, or it does not have as many counts.
     """
     kind, counts, root = operation.kind, operation.counts, operation.root
     wanted = 1 if kind in WHOLE else ranks * ranks if kind == "all_to_all" else ranks

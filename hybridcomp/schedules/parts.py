@@ -1,4 +1,4 @@
-"""A buffer of parts, one for each rank, and the chunks that each part is sent in."""
+"""Cut a buffer into parts, one for each rank, and each part into the chunks that are sent."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hybridcomp.schedules.shards import Shards
 
 
 class Parts:
-    """The parts of a buffer, that follow one another, cut into chunks.
+    """Parts of a buffer, which follow one another, cut into chunks.
 
     Attributes:
-        starts: the first element of each part.
-        rounds: how many chunks the part has that has most.
+        starts: first element of each part.
+        rounds: number of chunks of the part that has most.
     """
 
     def __init__(self, starts: Sequence[int], cuts: Sequence[Sequence[slice]]) -> None:
-        """Set the chunks of each part as given; they are slices of the whole buffer."""
+        """Set the chunks of each part to ``cuts``, slices of the whole buffer."""
         self.starts = starts
         self.rounds = max(map(len, cuts), default=0)
         self._cuts = cuts
@@ -33,7 +33,7 @@ class Parts:
 
     @classmethod
     def given(cls, operation: Operation, counts: Sequence[int] | None = None) -> Parts:
-        """Make parts of ``counts`` elements, of those of the operation unless given."""
+        """Make parts of ``counts`` elements, by default the operation's counts."""
         sizes = operation.counts if counts is None else counts
         starts = list(accumulate(sizes, initial=0))
         edges = pairwise(starts)

@@ -1,4 +1,4 @@
-"""Parts of a buffer that do not follow one another: displacements, as MPI's v-collectives have them."""
+"""Place parts of a buffer that do not follow one another, by displacements as in MPI's v-collectives."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import accumulate
 
 from hybridcomp.schedules.schedule import Buffer, Schedule, Span
 
-Extents = Sequence[tuple[int, int]]  # of each part, its first element and its number of elements
+Extents = Sequence[tuple[int, int]]  # first element and element count of each part
 
 
 def placed(schedule: Schedule, buffer: Buffer, extents: Extents) -> Schedule:
     """Move the parts of a buffer to where the caller has them.
 
     Args:
-        schedule: of parts that follow one another; each of its spans of ``buffer`` lies in one part.
+        schedule: schedule for parts that follow one another; each of its spans of ``buffer`` lies in one part.
         buffer: ``SEND`` or ``RECV``.
-        extents: of each part, of as many elements as in the schedule. Parts that are written do not overlap.
+        extents: extent of each part, with the schedule's element count. Parts that are written do not overlap.
 
     Raises:
         ValueError: a span reaches past its part.

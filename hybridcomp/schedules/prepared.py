@@ -1,4 +1,4 @@
-"""Prepare a schedule for being run one step after another: join sends of one message, see what becomes of each."""
+"""Prepare a schedule for a run one step after another: join sends of one message, find the later uses of messages."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hybridcomp.schedules.schedule import Kind, Schedule, Step
 
 
 class Group(NamedTuple):
-    """A step, or several sends of one message, with what follows of the message that it makes.
+    """Step, or several sends of one message, with the later uses of its message.
 
     Attributes:
         step: the step, or the first of the sends.
-        peers: of the sends.
-        summed: a later step adds the message to others.
-        kept: the message is read after it was sent, and not at once.
+        peers: receivers of the sends.
+        summed: whether a later step adds the message to others.
+        kept: whether the message is read after it was sent, and not at once.
     """
 
     step: Step
@@ -25,11 +25,11 @@ class Group(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A schedule, and its steps as they are run.
+    """Schedule, and its steps as they are run.
 
     Attributes:
-        schedule: of one rank; its messages are encoded.
-        groups: its steps.
+        schedule: schedule of one rank, with encoded messages.
+        groups: groups of its steps.
     """
 
     schedule: Schedule
@@ -37,12 +37,12 @@ class Prepared(NamedTuple):
 
     @property
     def on_host(self) -> bool:
-        """Tell whether it runs in host memory alone: sizes of messages decide, which a device tells too late."""
+        """Tell whether it runs in host memory alone: message sizes decide, which a device tells too late."""
         return self.schedule.regions > 0
 
 
 def prepare(schedule: Schedule) -> Prepared:
-    """Find out what becomes of each message of a schedule."""
+    """Group the steps of a schedule, and find the later uses of each message."""
     steps, groups, at = schedule.steps, [], 0
     while at < len(steps):
         step, end = steps[at], at + 1
@@ -60,7 +60,7 @@ def prepare(schedule: Schedule) -> Prepared:
 
 
 def _same_send(step: Step, first: Step) -> bool:
-    """Tell whether a step sends what the first one does, under the same condition."""
+    """Tell whether a step sends the same message as ``first``, under the same condition."""
     alike = (step.slot, step.channel, step.region, step.owner)
     return step.kind is Kind.SEND and alike == (first.slot, first.channel, first.region, first.owner)
 
@@ -75,7 +75,7 @@ def _users(steps: Sequence[Step], start: int, slot: int) -> Iterator[int]:
 
 
 def _next_reader(steps: Sequence[Step], start: int, slot: int) -> int | None:
-    """Return the first step that reads a slot otherwise than to send it."""
+    """Return the index of the first step that reads a slot other than to send it; None if there is none."""
     return next((i for i in _users(steps, start, slot) if steps[i].kind is not Kind.SEND), None)
 
 

@@ -1,4 +1,4 @@
-"""Record the steps of one rank, and find out what each must wait for; algorithms write schedules with it."""
+"""Record the steps of one rank and their dependencies; algorithms write schedules with it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from contextlib import contextmanager
 from hybridcomp.schedules.schedule import Buffer, Kind, Operation, Schedule, Slot, Span, Step
 from hybridcomp.schedules.topology import Topology
 
-# Steps that a step remembers to be before it. Those further back it may list though others of its list wait for them,
-# too, which costs nothing; all of them would take memory by the square of their number.
+# Number of earlier steps for which a step remembers whether they must have ended. It may list a step further back
+# though others of its list wait for that one, too, which costs nothing; to remember all steps would take memory by the
+# square of their number.
 _REACH = 4096
 _WITHIN_REACH = (1 << _REACH) - 1
 
 
 class Recorder:
-    """A recorder of the steps of one rank, which finds out what each must wait for.
+    """Recorder of the steps of one rank, which finds the dependencies of each.
 
     Attributes:
-        operation, topology, rank: what is built.
-        ranks: how many there are.
-        others: the other ranks, beginning after this one, so that not all of them send to rank 0 first.
+        operation, topology, rank: operation, hosts and rank that the schedule is for.
+        ranks: number of ranks.
+        others: other ranks, beginning after this one, so that not all of them send to rank 0 first.
     """
 
     def __init__(self, operation: Operation, topology: Topology, rank: int) -> None:
@@ -30,25 +31,25 @@ class Recorder:
         self.ranks = len(topology.hosts)
         self.others = [(rank + i) % self.ranks for i in range(1, self.ranks)]
         self._steps: list[Step] = []
-        self._before: list[int] = []  # of each step, those of the last _REACH before it that must have ended
+        self._before: list[int] = []  # for each step, those of the last _REACH before it that must have ended
         self._slots: list[Slot] = []
         self._scratch = 0
         self._channels = 0
         self._cut = -1  # the step that finds the owners of regions
-        self._condition = (-1, -1)  # of steps: region and owner
-        # Of each slot, the step that wrote it last; or those of which only one is ever carried out.
+        self._condition = (-1, -1)  # region and owner for the steps that are recorded
+        # For each slot, the step that wrote it last; or several steps of which only one is ever carried out.
         self._writers: dict[int, list[int]] = {}
-        self._readers: dict[int, list[int]] = {}  # and those that read it since
-        self._checks: dict[int, int] = {}  # of each slot, the step that checked what it holds
+        self._readers: dict[int, list[int]] = {}  # for each slot, the steps that read it since
+        self._checks: dict[int, int] = {}  # for each slot, the step that checked its message
         self._edges: dict[
             int, int
-        ] = {}  # of each block of the memory at an edge, the step that corrected it last
+        ] = {}  # for each block of the memory at an edge, the step that corrected it last
         self._touched: dict[Buffer, list[tuple[int, int, int, bool]]] = {b: [] for b in Buffer}
 
     # -- room ----------------------------------------------------------------------------------------
 
     def slot(self, count: int, *, wide: bool = False, plain: bool | None = None, sizes: bool = False) -> int:
-        """Make room for messages of at most ``count`` elements, or sizes; ``plain`` is the operation's unless given."""
+        """Make a slot for messages of at most ``count`` elements, or sizes; ``plain`` is the operation's by default."""
         plain = (self.operation.plain if plain is None else plain) and not sizes
         self._slots.append(Slot(count, wide, plain, sizes))
         return len(self._slots) - 1
@@ -65,7 +66,7 @@ class Recorder:
         self._add(Step(Kind.ENCODE, slot=slot, count=span.count, span=span, memory=memory))
 
     def send(self, slot: int, peer: int, channel: int = 0) -> None:
-        """Send what was put last into ``slot``."""
+        """Send the message that was put last into ``slot``."""
         count = self._steps[self._writers[slot][-1]].count
         self._add(Step(Kind.SEND, slot=slot, peer=peer, channel=channel, count=count))
 
@@ -106,7 +107,7 @@ class Recorder:
         divide: bool = False,
         memory: int = -1,
     ) -> None:
-        """Add messages to ``own``, or to zeros, encode the sum into ``slot``, and decode that to ``out``."""
+        """Add messages to ``own``, or to zeros, encode the sum into ``slot``, and decode the message to ``out``."""
         kind, read = Kind.SUM_ENCODE, tuple(slots)
         count = self._slots[slot].count if own is None else own.count
         step = Step(kind, slot=slot, slots=read, count=count, span=own, out=out, divide=divide, memory=memory)
@@ -117,12 +118,12 @@ class Recorder:
         self._add(Step(Kind.COPY, count=span.count, span=span, out=out))
 
     def sizes(self, slots: Iterable[int], slot: int) -> None:
-        """Write the sizes of messages, one of each region, into ``slot``."""
+        """Write the sizes of messages, one message for each region, into ``slot``."""
         read = tuple(slots)
         self._add(Step(Kind.SIZES, slot=slot, slots=read, count=len(read)))
 
     def cut(self, slots: Iterable[int]) -> None:
-        """Find the owners of regions, of all ranks' sizes in the order of the ranks."""
+        """Find the owners of regions from all ranks' sizes, in rank order."""
         read = tuple(slots)
         self._cut = len(self._steps)
         self._add(Step(Kind.CUT, slots=read, count=self._slots[read[0]].count))
@@ -145,7 +146,7 @@ class Recorder:
 
     def _add(self, step: Step) -> None:
         index = len(self._steps)
-        # Nobody has seen it yet; to make another one takes as long as all this.
+        # No other code has seen the frozen step yet; to make another one takes as long as the rest.
         object.__setattr__(step, "region", self._condition[0])
         object.__setattr__(step, "owner", self._condition[1])
         needed = self._slot_hazards(step, index) | self._span_hazards(step, index)
@@ -189,7 +190,7 @@ class Recorder:
             for start, stop, other, wrote in touched:
                 if other != index and start < span.stop and span.start < stop and (writes or wrote):
                     needed.add(other)
-            if writes:  # what lies within is ordered through this step from now on
+            if writes:  # steps on elements within it are ordered through this step from now on
                 touched[:] = [
                     t
                     for t in touched
@@ -207,7 +208,7 @@ class Recorder:
         """Remove the steps that others of ``needed`` wait for anyway.
 
         Returns:
-            What is left, and all that must have ended: a set of bits, the first of which is the step before this one.
+            The steps left, and all steps that must have ended: a set of bits, whose first is the step before this one.
         """
         kept: list[int] = []
         covered = 0

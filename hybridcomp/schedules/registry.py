@@ -1,4 +1,4 @@
-"""The algorithms of each operation, with their capabilities and promises."""
+"""List the algorithms of each operation, with their capabilities and promises; build schedules by them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from hybridcomp.schedules.topology import Topology
 
 Build = Callable[[Operation, Topology, int], Schedule]
 
-_KEPT = 1024  # schedules that are not built again
-_MOST_TIMES = 64  # a part is encoded again, at most: once for each bit of the number of ranks
+_KEPT = 1024  # schedules that are kept
+_MOST_TIMES = 64  # most encodings of a part: one for each bit of the number of ranks
 
 
 _DIRECT = Promise(owner_first)
@@ -36,24 +36,24 @@ _GATHERED = Promise(rank_order, sums=0)
 _BALANCED = Promise(rank_order)
 _TWICE = Promise(host_order, parts=2)
 
-# Forms of error feedback whose messages are differences from what receivers hold, and those that sum up gradients.
+# Forms of error feedback whose messages are differences from the receivers' state, and forms that sum up gradients.
 _ESTIMATES = ("ef21",)
 _VELOCITIES = ("dgc", "ef-sgdm")
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """An algorithm of an operation.
+    """Algorithm of an operation.
 
     Attributes:
-        name: as callers and the cost model say it.
-        build: makes a rank's schedule.
-        promise: what :func:`~hybridcomp.schedules.verify.verify` holds it to.
-        reencodes: it encodes sums of sums, so that a lossy codec loses more; then it must be asked for.
-        feedback: it takes a memory of error feedback.
+        name: name in calls and in the cost model.
+        build: function that builds a rank's schedule.
+        promise: promise that :func:`~hybridcomp.schedules.verify.verify` checks.
+        reencodes: whether it encodes sums of sums, so that a lossy codec loses more; then it must be asked for.
+        feedback: whether it takes error-feedback memory.
         without: forms of error feedback that it does not take.
-        sparse: it is for sparse codecs alone.
-        refuses: why it cannot be used by these ranks; None if it can.
+        sparse: whether it is for sparse codecs alone.
+        refuses: function that says why these ranks cannot use it; returns None if they can.
     """
 
     name: str
@@ -72,7 +72,7 @@ def _only_two(topology: Topology) -> str | None:
 
 
 def _two_level(build: Build) -> Algorithm:
-    without = _ESTIMATES + _VELOCITIES  # leaders would do once more what a form does to each rank's own
+    without = _ESTIMATES + _VELOCITIES  # leaders would apply these forms a second time, after each rank's own
     return Algorithm(
         "two_level",
         build,
@@ -88,7 +88,7 @@ def _named(*algorithms: Algorithm) -> dict[str, Algorithm]:
     return {algorithm.name: algorithm for algorithm in algorithms}
 
 
-#: By operation and name, the default first.
+#: Algorithms by operation and name, the default first.
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": _named(
         Algorithm("direct", direct.all_reduce, feedback=True),
@@ -148,10 +148,10 @@ def find(kind: str, name: str) -> Algorithm:
 
 @lru_cache(_KEPT)
 def build(operation: Operation, topology: Topology, rank: int, algorithm: str) -> Schedule:
-    """Build the schedule of a rank, or return the one that was built.
+    """Build the schedule of a rank, or return it if it was built before.
 
     Raises:
-        ValueError: the algorithm cannot do it; says why, and what is allowed.
+        ValueError: the algorithm cannot do the operation; says why, and what is allowed.
     """
     found, ranks = find(operation.kind, algorithm), len(topology.hosts)
     wanted = 1 if operation.kind in WHOLE else ranks * ranks if operation.kind == "all_to_all" else ranks

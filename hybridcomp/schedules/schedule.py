@@ -1,4 +1,4 @@
-"""A schedule: the part of one rank in one operation, as data.
+"""Define schedules: the part of one rank in one operation, as data.
 
 An algorithm is a function that records steps (:mod:`.recorder`) and returns a :class:`Schedule`. Nothing here moves
 data or imports MPI: the same schedules are verified (:mod:`.verify`), drawn (:mod:`.draw`), costed, and run by the
@@ -17,16 +17,17 @@ SUM            add the messages in ``slots``, in this order, to ``span`` (to zer
 SUM_ENCODE     the same, encoded into ``slot``; ``out``, if any, gets what receivers of the message will decode
 COPY           copy ``span`` to ``out``
 SIZES          write how many bytes each message in ``slots`` has, one for each region of the data, into ``slot``
-CUT            of the sizes in ``slots``, one message for each rank in their order, find each region's owner
+CUT            find each region's owner from the sizes in ``slots``, one message for each rank in rank order
 =============  ===================================================================================================
 
-A schedule is made before the data are known, but who owns a region may depend on them (:mod:`.cuts`). So there may be
-steps for every possible owner: one with a ``region`` is carried out only where the cut has given that to its ``owner``.
-Else it ends without doing anything as soon as the steps have ended that it waits for.
+A schedule is made before the data are known, but the owner of a region may depend on them (:mod:`.cuts`). So there may
+be steps for every possible owner: a step with a ``region`` is carried out only where the cut has given the region to
+its ``owner``. Otherwise it ends without doing anything as soon as the steps have ended that it waits for.
 
 Sends to one peer on one *channel* are posted in the order of the schedule, and so are receives: the n-th send meets the
-n-th receive. Dependencies are hazards and nothing else: a step waits for whoever writes what it reads, and for whoever
-uses what it overwrites. A pipeline of chunks is limited by the number of slots that its chunks take in turn.
+n-th receive. Dependencies are hazards and nothing else: a step waits for the steps that write its input, and for the
+steps that use the places it overwrites. A pipeline of chunks is limited by the number of slots that its chunks take in
+turn.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from hybridcomp.schedules.topology import Topology
 
 
 class Kind(IntEnum):
-    """The kinds of steps; ``Kind`` of kernels/engine/program.hpp has the same numbers."""
+    """Kinds of steps; ``Kind`` of kernels/engine/program.hpp has the same numbers."""
 
     ENCODE = 0
     SEND = 1
@@ -56,7 +57,7 @@ class Kind(IntEnum):
 
 
 class Buffer(IntEnum):
-    """The arrays that spans lie in: elements of the caller's dtype; of the accumulator's in SCRATCH."""
+    """Arrays that spans lie in, with elements of the caller's dtype; of the accumulator's dtype in SCRATCH."""
 
     SEND = 0
     RECV = 1
@@ -65,19 +66,20 @@ class Buffer(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation to do: the same on all ranks; a key of caches.
+    """Operation to do, the same on all ranks; a key of caches.
 
     Attributes:
         kind: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ...
-        counts: elements. Of an all-reduce, a broadcast or a reduce one number; else one for each rank: of the part
-            that rank gets (reduce-scatter, scatter), or gives (all-gather, gather).
+        counts: element counts. An all-reduce, a broadcast, a reduce or a send has one; an all-to-all has one for each
+            pair of ranks; all others have one for each rank: the count of the part that the rank gets (reduce-scatter,
+            scatter) or gives (all-gather, gather).
         itemsize: bytes of an element.
-        plain: messages are the elements as they are, not encoded.
-        exact: the codec is lossless: sums are encoded in the caller's dtype, not in the accumulator's.
-        feedback: parts and sums are corrected by a memory of error feedback, in the accumulator's dtype.
-        mean: sums are divided by the number of ranks.
-        root: of operations that have one.
-        chunk_bytes: uncompressed bytes of one message of a pipeline, at most.
+        plain: whether messages are the elements as they are, not encoded.
+        exact: whether the codec is lossless: then sums are encoded in the caller's dtype, not in the accumulator's.
+        feedback: whether an error-feedback memory corrects parts and sums, in the accumulator's dtype.
+        mean: whether sums are divided by the number of ranks.
+        root: root rank of operations that have one.
+        chunk_bytes: most uncompressed bytes of one message of a pipeline.
     """
 
     kind: str
@@ -91,7 +93,7 @@ class Operation:
     chunk_bytes: int = CHUNK_BYTES
 
     def memory(self, start: int) -> int:
-        """Return the memory of error feedback for a range that begins at element ``start``: -1 if there is none."""
+        """Return the first element of error-feedback memory for a range from ``start`` on; -1 if there is none."""
         return start if self.feedback else -1
 
     @property
@@ -121,13 +123,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot: memory for one message at a time.
+    """Memory for one message at a time.
 
     Attributes:
         count: elements of the longest message.
-        wide: its elements are of the accumulator's dtype, not of the caller's.
-        plain: it holds the elements as they are, not encoded.
-        sizes: it holds the sizes of messages, a number of 32 bits for each.
+        wide: whether its elements are of the accumulator's dtype, not of the caller's.
+        plain: whether it holds the elements as they are, not encoded.
+        sizes: whether it holds the sizes of messages, a number of 32 bits for each.
     """
 
     count: int
@@ -138,23 +140,23 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of a schedule; see the module.
+    """Step of a schedule: see the module.
 
     Fields that a kind does not use have their defaults.
 
     Attributes:
-        kind: what it does.
+        kind: kind of work.
         after: indices of the steps that must have ended.
-        slot: the message that it writes, sends, receives or reads.
-        slots: the messages that it sums; whose sizes it writes; or that have the sizes which it reads.
+        slot: slot of the message that it writes, sends, receives or reads.
+        slots: slots of the messages that it sums, or whose sizes it writes, or from which it reads sizes.
         peer: rank to send to, or to receive from.
-        channel: of a send or receive, from 0.
+        channel: channel of a send or receive, from 0.
         count: elements of the message.
         span: elements that it reads.
         out: elements that it writes.
-        divide: divide the sum by the number of ranks.
-        memory: first element of the memory of error feedback that it corrects and updates; -1 for none.
-        region, owner: carried out only where this rank owns that region; -1: always.
+        divide: whether to divide the sum by the number of ranks.
+        memory: first element of the error-feedback memory that it corrects and updates; -1 for none.
+        region, owner: condition of the step: rank ``owner`` owns the region; -1 for none.
     """
 
     kind: Kind
@@ -177,19 +179,19 @@ class Step:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Return the slots whose messages it reads."""
+        """Return the slots whose messages the step reads."""
         if self.kind in (Kind.SEND, Kind.CHECK, Kind.DECODE):
             return (self.slot,)
         return self.slots
 
     @property
     def writes(self) -> int:
-        """Return the slot that it fills; -1 for none."""
+        """Return the slot that the step fills; -1 for none."""
         return self.slot if self.kind in (Kind.ENCODE, Kind.RECV, Kind.SUM_ENCODE, Kind.SIZES) else -1
 
     @property
     def memory_edges(self) -> set[int]:
-        """Return the first and the last block of the error-feedback memory that it corrects; empty if there is none."""
+        """Return the first and the last block of error-feedback memory that it corrects; empty if there is none."""
         if self.memory < 0 or self.kind is Kind.DECODE:
             return set()
         return {self.memory // MEMORY_BLOCK, (self.memory + self.count - 1) // MEMORY_BLOCK}
@@ -197,14 +199,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The steps of one rank.
+    """Steps of one rank in an operation.
 
     Attributes:
-        operation, topology, rank: what it was built for.
-        steps: in an order that respects their dependencies; of steps that are ready, the first goes first.
-        slots: room for messages.
-        scratch: elements of the buffer SCRATCH.
-        channels: how many channels sends and receives use.
+        operation, topology, rank: operation, hosts and rank that it was built for.
+        steps: steps in an order that respects their dependencies; of ready steps, the first goes first.
+        slots: slots for messages.
+        scratch: number of elements of the buffer SCRATCH.
+        channels: number of channels that sends and receives use.
     """
 
     operation: Operation
@@ -222,7 +224,7 @@ class Schedule:
 
     @property
     def regions(self) -> int:
-        """Return the number of regions whose owners its cut finds; 0 if it has none."""
+        """Return the number of regions whose owners its cut finds; 0 if it has no cut."""
         return next((step.count for step in self.steps if step.kind is Kind.CUT), 0)
 
     def packed(self) -> tuple[array[int], array[int], array[int]]:
@@ -243,8 +245,8 @@ class Schedule:
         return steps, slots, lists
 
 
-#: Elements of a memory of error feedback that are stored together, in 8 bits: whoever corrects a part of them rounds
-#: all of them again, so that the order of such steps shows in the memory's bits.
+#: Elements of error-feedback memory that are stored together, in 8 bits: a step that corrects a part of them rounds all
+#: of them again, so that the order of such steps shows in the memory's bits.
 MEMORY_BLOCK = 128
 
 #: Integers of a step in :meth:`Schedule.packed`.

@@ -1,4 +1,4 @@
-"""Partition a buffer: a shard for each rank, and each shard into chunks that are pipelined."""
+"""Partition a buffer into a shard for each rank, and each shard into chunks that are pipelined."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _ALIGN = 64  # elements, so that shards begin on cache lines
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The partition of ``n`` elements into shards of ``ranks`` ranks.
+    """Partition of ``n`` elements into shards of ``ranks`` ranks.
 
     Attributes:
-        n: elements in all.
-        ranks: how many shards; the last ones may be shorter, or empty.
+        n: number of elements in all.
+        ranks: number of shards; the last ones may be shorter, or empty.
         length: elements of a full shard.
         chunk: elements of a full chunk.
         count: chunks of a full shard.
@@ -36,7 +36,7 @@ class Shards:
     def fixed(cls, n: int, ranks: int, length: int, itemsize: int, chunk_bytes: int = CHUNK_BYTES) -> Shards:
         """Make shards of ``length`` elements each."""
         chunk = max(1, chunk_bytes // itemsize)
-        if length > chunk:  # equal chunks: a short last one would cost a message of its own
+        if length > chunk:  # equal chunks: a short last one would cost one more message
             chunk = -(-length // -(-length // chunk))
             chunk = -(-chunk // _ALIGN) * _ALIGN
         return cls(n, ranks, length, chunk, -(-length // chunk) if length else 0)

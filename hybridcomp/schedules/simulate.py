@@ -1,13 +1,13 @@
-"""Simulate the schedules of all ranks: when each step begins and ends, on machines whose cores and links are shared.
+"""Simulate the schedules of all ranks: the begin and end of each step, on machines whose cores and links are shared.
 
-*   Each rank does one step at a time: of those that are ready, the first of the schedule. It takes a core for that,
-    which ranks may share: one that has nothing to do gives its core to another, and so does one whose quantum is over.
+*   Each rank does one step at a time: of the ready steps, the first of the schedule. It takes a core for that, which
+    ranks may share: an idle rank gives its core to another, and so does a rank whose quantum is over.
 *   A message leaves when its send has had its seconds of a core and its receive has begun; a short one does not wait
     for its receive. Ranks of a host share its ports to other hosts, one for each direction. Messages in a port share
-    its rate evenly, at every moment. Between ranks of a host messages do not share.
-*   A port of an idle link saves up bytes, up to its burst, that it lets pass at once: as a token bucket does.
-*   A send ends when its message has left. A receive ends when that has arrived and has had its seconds of a core; a
-    rank that waits needs some time to notice it.
+    its rate evenly, at every moment. Messages between ranks of a host do not share a rate.
+*   A port of an idle link saves up bytes, up to its burst, that it lets pass at once, as a token bucket does.
+*   A send ends when its message has left. A receive ends when the message has arrived and has had its seconds of a
+    core; a waiting rank needs some time to notice the message.
 
 kernels/model/simulator.cpp runs the events.
 """
@@ -38,13 +38,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link on which messages are sent.
+    """Link on which messages are sent.
 
     Attributes:
         latency: seconds that a message of no bytes takes.
-        rate: bytes per second; infinite unless given.
+        rate: bytes per second; infinite by default.
         burst: bytes that it lets pass at once after a rest.
-        incoming: bytes per second that enter a host; as ``rate``, with its burst, unless given.
+        incoming: bytes per second that enter a host; None for ``rate``, with its burst.
     """
 
     latency: float
@@ -55,18 +55,18 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine that ranks run on.
+    """Machine that ranks run on.
 
     Attributes:
-        network: between hosts.
-        host: between ranks of a host.
-        cores: that all ranks of all hosts share; None: each has one of its own.
+        network: link between hosts.
+        host: link between ranks of a host.
+        cores: number of cores that all ranks of all hosts share; None for one core for each rank.
         eager: bytes of the longest message that does not wait for its receive.
         quantum: seconds after which a rank gives its core to another that waits for one.
         start: seconds of a core before a rank's first step.
-        look: seconds of a core that a rank which waits takes to look for messages; then it gives the core to others.
-        patience: seconds for which it does so before it sleeps.
-        wake: seconds until one that sleeps has noticed a message.
+        look: seconds of a core that a waiting rank takes to look for messages; then it gives the core to others.
+        patience: seconds for which a waiting rank looks before it sleeps.
+        wake: seconds until a sleeping rank has noticed a message.
     """
 
     network: Link
@@ -82,18 +82,20 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The steps of all ranks that are simulated, rank after rank, as arrays of one number for each.
+    """Steps of all simulated ranks, rank after rank, as arrays of one number for each step.
 
     Attributes:
-        rank: counted from the first that is simulated.
-        kind: of :class:`~hybridcomp.schedules.schedule.Kind`.
-        count: elements.
-        nbytes: of a message that is sent, received, checked, encoded or decoded.
-        reads: messages that it sums.
+        rank: rank of the step, counted from the first that is simulated.
+        kind: number of its :class:`~hybridcomp.schedules.schedule.Kind`.
+        count: number of elements.
+        nbytes: bytes of a message that is sent, received, checked, encoded or decoded.
+        reads: number of messages that it sums.
         span, out: whether it reads or writes elements of a buffer.
-        plain: its messages are elements as they are.
-        near: a send or receive between ranks of a host.
-        line, ports, edges, after: as kernels/model/simulator.hpp has them.
+        plain: whether its messages are elements as they are.
+        near: whether it is a step of one rank, or a send or receive between ranks of a host.
+        line, ports, edges, after: as in kernels/model/simulator.hpp.
+        ranks: number of simulated ranks.
+        hosts: number of simulated hosts.
     """
 
     rank: Narrow
@@ -115,10 +117,11 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The times at which steps begin and end, in seconds; by rank and step.
+    """Times in seconds at which steps begin and end, by rank and step.
 
     Attributes:
-        begins, ends: a send is from when its message begins to leave, a receive until it has been taken.
+        begins, ends: times of each step; a send begins when its message begins to leave, a receive ends when its
+            message has been taken.
         busy: seconds of a core that each rank needs.
         credits: bytes that each port has saved up at the end.
     """
@@ -138,11 +141,11 @@ Work = Callable[[Columns], Floats]
 
 
 def by_rate(rate: float = 4e9, overhead: float = 1e-6, itemsize: int = 4) -> Work:
-    """Return what steps take that compute, each an overhead, and its passes over its elements at a rate.
+    """Return a function for the seconds of computing steps: an overhead, and passes over the elements at a rate.
 
     Args:
         rate: bytes per second of elements that are encoded, decoded or added.
-        overhead: seconds of a step.
+        overhead: seconds of a step beside its passes.
         itemsize: bytes of an element.
     """
 
@@ -170,10 +173,10 @@ def simulate(
     """Run the schedules of all ranks in simulated time.
 
     Args:
-        schedules: of rank 0, of rank 1, ...
-        machine: what they run on.
-        message_bytes: of a message of as many elements in a slot.
-        work: returns the seconds of a core that each step takes; :func:`by_rate` unless given.
+        schedules: schedules of rank 0, of rank 1, ...
+        machine: machine that the ranks run on.
+        message_bytes: function of a slot and a number of elements that returns the bytes of such a message.
+        work: function that returns the seconds of a core that each step takes; :func:`by_rate` by default.
 
     Raises:
         ScheduleError: messages do not meet, or steps wait for one another.
@@ -188,9 +191,9 @@ def columns(
     """Return the steps of schedules as arrays.
 
     Args:
-        schedules: of rank 0, of rank 1, ...; where hosts are alike, of the ranks of the first host alone.
-        message_bytes: of a message of as many elements in a slot.
-        alike: every host's ranks do what the first host's do, turned round by hosts; hosts have as many ranks each.
+        schedules: schedules of rank 0, of rank 1, ...; where hosts are alike, of the ranks of the first host alone.
+        message_bytes: function of a slot and a number of elements that returns the bytes of such a message.
+        alike: whether every host's ranks do the same as the first host's, turned round by hosts of equally many ranks.
             Then the first host is simulated with messages to and from itself in the place of its neighbours'.
 
     Raises:
@@ -235,17 +238,17 @@ def run(c: Columns, machine: Machine, work: Work, credits: Sequence[float] = ())
     """Run steps in simulated time.
 
     Args:
-        c: the steps.
-        machine: what they run on.
-        work: returns the seconds of a core that each step takes.
-        credits: bytes that ports have saved up at the start, two for each host: out, in. None, unless given.
+        c: steps to run.
+        machine: machine that the ranks run on.
+        work: function that returns the seconds of a core that each step takes.
+        credits: bytes that ports have saved up at the start, two numbers for each host: out, in. By default none.
 
     Raises:
         ScheduleError: steps wait for one another.
     """
     network = machine.network
     leaving = entering = (min(network.rate, _INFINITE), network.burst, 0.0)
-    if network.incoming is not None:  # what a bucket has let out is not held up by another one
+    if network.incoming is not None:  # bytes that one bucket has let out are not held up by another
         entering = (min(network.incoming, _INFINITE), _INFINITE, _INFINITE)
     ports = [leaving, entering] * c.hosts
     if credits:
@@ -298,7 +301,7 @@ def run(c: Columns, machine: Machine, work: Work, credits: Sequence[float] = ())
 def _lines(
     kind: Integers, rank: Integers, peer: Integers, channel: Integers, hosts: Integers, local: int
 ) -> Narrow:
-    """Number the lines of messages: from a rank to another one on a channel; where hosts are alike, by distance.
+    """Number the lines of messages, each from a rank to another on a channel; where hosts are alike, by distance.
 
     Raises:
         ScheduleError: a line has more sends than receives, or fewer.
@@ -311,7 +314,7 @@ def _lines(
     else:
         distance = np.where(receives, -hosts[peer], hosts[peer]) % (int(hosts.max()) + 1)
         pairs = (distance * local + source % local) * local + target % local
-        # Some algorithms have a channel for each rank whose data it carries: those are turned round, too.
+        # Some algorithms have a channel for each rank whose data it carries: such channels are turned round, too.
         turned = (channel - source) % ranks
         after_first = np.where(channel == 0, 0, 1 + (channel - 1 - source) % ranks)
         channels = [channel, turned, after_first]
@@ -334,7 +337,7 @@ def _lines(
 def _dependencies(
     rows: Integers, packed: Sequence[tuple[array[int], array[int], array[int]]], sizes: Sequence[int]
 ) -> tuple[Integers, Integers]:
-    """Return the lists of what steps wait for, one after the other, and where each begins."""
+    """Return where each step's list of the steps it waits for begins, and the lists, one after the other."""
     edges = np.concatenate([[0], np.cumsum(rows[:, 14])])
     after = []
     first = 0

@@ -1,4 +1,4 @@
-"""Record which ranks are on which host."""
+"""Define the topology of a communicator: the host of each rank."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The hosts of a communicator's ranks; the same on all ranks.
+    """Hosts of a communicator's ranks; the same on all ranks.
 
     Attributes:
-        hosts: per rank, its host's number, from 0 in the order of their first ranks.
+        hosts: host number of each rank; hosts are numbered from 0 in the order of their first ranks.
     """
 
     hosts: tuple[int, ...]

@@ -1,22 +1,22 @@
-"""Prove that the schedules of all ranks do what their operation promises: a symbolic run, without MPI and without data.
+"""Prove that all ranks' schedules keep their operation's promise, by a symbolic run without MPI and without data.
 
 1. Every send has its receive, and no step waits for itself through others (:mod:`.proofs.order`): no deadlock.
-2. All steps run in an order in which they may happen, on symbolic values (:mod:`.proofs.values`). Of two steps that
-   touch one slot, overlapping spans of a buffer or of the memory of error feedback, one of them writing, one has
-   certainly ended before the other begins; so any other order gives the same values. Nothing is read before it is
-   written. What was received is checked before it is sent on. Sums of some ranks' parts are never rounded to the
-   caller's dtype.
-3. At the end every element of every result is what the operation promises: of a reduction each rank's part of this
-   element, exactly once, in the promised order, encoded as often as promised and divided once for a mean; of a movement
-   the right rank's element. Where all ranks get a result, it is made of the same messages on all of them, also on the
-   rank that encoded them: the same bits.
+2. All steps run in an order in which they may happen, on symbolic values (:mod:`.proofs.values`). Where two steps touch
+   one slot, or overlapping spans of a buffer or of error-feedback memory, and one of them writes, one has certainly
+   ended before the other begins; so any other order gives the same values. Nothing is read before it is written.
+   Received messages are checked before they are sent on. Sums of some ranks' parts are never rounded to the caller's
+   dtype.
+3. At the end every element of every result is as the operation promises: for a reduction it holds each rank's part of
+   this element, exactly once, in the promised order, encoded as often as promised and divided once for a mean; for a
+   movement the right rank's element. Where all ranks get a result, it is made of the same messages on all of them,
+   also on the rank that encoded them: the same bits.
 
-4. They also end where every rank does one step after another (:mod:`.in_order`), as it does without the engine.
+4. The schedules also end where every rank does one step after another (:mod:`.in_order`), as without the engine.
 
 Steps 2 and 3 are done with ``SEND`` and ``RECV`` apart, and again as they lie for ``MPI.IN_PLACE``.
 
-Where steps depend on a cut (:mod:`.cuts`), all of this is done for several cuts, with what is carried out then. The cut
-is of all ranks' sizes, and has certainly ended before whatever depends on it begins.
+Where steps depend on a cut (:mod:`.cuts`), all of this is done for several cuts, with the steps carried out in each.
+The cut is by all ranks' sizes, and has certainly ended before any step that depends on it begins.
 
 None of this uses how :class:`~hybridcomp.schedules.recorder.Recorder` found the dependencies.
 """
@@ -40,11 +40,11 @@ def verify(schedules: Sequence[Schedule], promise: Promise | None = None) -> Non
     """Check the schedules of all ranks of one operation.
 
     Args:
-        schedules: of rank 0, of rank 1, ...
-        promise: what the algorithm promises; that of ``direct`` unless given.
+        schedules: schedules of rank 0, of rank 1, ...
+        promise: promise of the algorithm; that of ``direct`` by default.
 
     Raises:
-        ScheduleError: names rank and step, and says what is wrong.
+        ScheduleError: a schedule breaks a promise; names rank and step, and says what is wrong.
     """
     first = schedules[0]
     for rank, schedule in enumerate(schedules):

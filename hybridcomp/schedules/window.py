@@ -1,4 +1,4 @@
-"""Pipelines of chunks: the order in which their stages are recorded, and the slots that they take in turn."""
+"""Record pipelines of chunks: the order of their stages, and the slots that they take in turn."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Slots:
     """Slots that chunks take in turn: a chunk's message waits until the one ``depth`` before it is used up.
 
     Args:
-        recorder: of the schedule.
-        depth: how many, at most: one is made when it is first asked for.
+        recorder: recorder of the schedule.
+        depth: most slots; each is made when it is first asked for.
         count: elements of the longest message.
-        wide: they hold elements of the accumulator's dtype.
-        plain: they hold elements as they are; None is as the operation says.
+        wide: whether they hold elements of the accumulator's dtype.
+        plain: whether they hold elements as they are; None for the operation's setting.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Slots:
 
 
 class Stage(NamedTuple):
-    """One of the stages that every chunk passes through.
+    """Stage that every chunk passes through.
 
     Attributes:
-        ahead: of a common count, in chunks; negative is behind it.
-        record: records the stage for a chunk.
+        ahead: chunks by which it is ahead of a common count; negative if it is behind.
+        record: function that records the stage for a chunk.
     """
 
     ahead: int

@@ -15,8 +15,8 @@ from hybridcomp.policy import Policy, load_policy
 from hybridcomp.version import VERSION_BYTES, check_versions, packed_version
 
 _WORD_BYTES = 224
-# Words are the policy's name, or the error of a rank that has failed. The version stands first, in a record whose
-# length stays: ranks of versions that differ in all that follows can still say so.
+# ``words`` holds the policy's name, or the error of a rank that has failed. The version stands first, in a record of
+# fixed length: ranks whose versions differ in all that follows can still report that.
 _RECORD_BYTES = 512
 _RECORD = np.dtype(
     [
@@ -40,10 +40,10 @@ class Agreement(NamedTuple):
     """The facts on which the ranks of a communicator have agreed.
 
     Attributes:
-        awareness: whether every rank's MPI takes device pointers: both ends of a message treat it alike.
-        key: a random number of 64 bits, which tells the communicator from others.
-        on_host: no rank's arrays can lie on a device.
-        policy: of all ranks.
+        awareness: whether every rank's MPI takes device pointers, so that both ends of a message treat it alike.
+        key: random number of 64 bits, which tells the communicator from others.
+        on_host: whether no rank's arrays can lie on a device.
+        policy: policy of all ranks.
     """
 
     awareness: Awareness
@@ -56,10 +56,10 @@ class Preparation(NamedTuple):
     """The settings that a rank brings to a new communicator.
 
     Attributes:
-        policy: of this rank.
+        policy: policy of this rank.
         awareness: whether this rank's MPI takes device pointers.
-        detail: this rank compares operations.
-        on_host: this rank's arrays cannot lie on a device.
+        detail: whether this rank compares operations.
+        on_host: whether this rank's arrays cannot lie on a device.
         settings: rank 0's profile and environment; see :func:`~.algorithms.selection.own_settings`.
     """
 
@@ -71,7 +71,7 @@ class Preparation(NamedTuple):
 
 
 def pack_preparation(own: Preparation | BaseException) -> Any:
-    """Pack the record that this rank sends the others: of its settings, or why it has none."""
+    """Pack the record that this rank sends the others: its settings, or the error that left it without them."""
     record = np.zeros(1, _RECORD)
     record["version"] = packed_version()
     record["key"] = int.from_bytes(secrets.token_bytes(8), "little")
@@ -91,16 +91,16 @@ def agree(records: Any, own: Preparation, what: str) -> Agreement:
     """Check that every rank could prepare itself, and has the same policy and debug level.
 
     Args:
-        records: of all ranks.
-        own: what this rank has.
-        what: is being done, for messages.
+        records: records of all ranks.
+        own: settings of this rank.
+        what: name of the work in hand, for error messages.
 
     Returns:
-        What holds for all ranks.
+        The facts that hold for all ranks.
 
     Raises:
         RemoteError: a rank has failed.
-        MismatchError: on every rank; names the ranks and both versions, policies, or levels.
+        MismatchError: versions, policies or levels differ; raised on every rank, names the ranks and both values.
     """
     check_versions([bytes(version) for version in records["version"]])
     for rank in np.flatnonzero(records["failed"]).tolist():
@@ -116,7 +116,7 @@ def agree(records: Any, own: Preparation, what: str) -> Agreement:
     policy = own.policy
     if (
         different and records["defaulted"].all()
-    ):  # not every host has a profile: rank 0's counts, as all that is in it
+    ):  # not every host has a profile: rank 0's policy counts, as does its profile
         policy, different = load_policy(_words(records[0])), []
     if different:
         other = different[0]

@@ -1,7 +1,7 @@
-"""Compare what all ranks are about to do before a collective moves data, for ``HYBRIDCOMP_DEBUG=detail``.
+"""Compare the operations that all ranks are about to run before data moves, for ``HYBRIDCOMP_DEBUG=detail``.
 
-Every rank sends 256 bytes, the operation's number and a digest of its description and as much of that as fits, on a
-communicator of their own: the k-th operation of a rank meets the k-th of every other, whatever they are.
+Every rank sends 256 bytes (the operation's number, a digest of its description, and as much of the description as
+fits) on a separate communicator: the k-th operation of a rank meets the k-th of every other, whatever they are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def in_detail() -> bool:
     """Tell whether this process is asked to compare operations.
 
     Raises:
-        ConfigError: the variable has a value that is no level.
+        ConfigError: the variable's value is not a level.
     """
     level = os.environ.get(VARIABLE) or "off"
     if level not in LEVELS:
@@ -52,7 +52,7 @@ def in_detail() -> bool:
 
 
 def described(call: Call) -> str:
-    """Describe in words what must be alike of an operation on all ranks."""
+    """Describe in words the properties of an operation that must be alike on all ranks."""
     words = [call.op, f"codec {call.codec}"]
     words += [f"{name} {_word(value)}" for name, value in call.about.items() if value is not None]
     return ", ".join(words)
@@ -67,24 +67,24 @@ def _word(value: Any) -> str:
 
 
 class Comparison:
-    """The comparison of one communicator's operations, on a communicator of its own."""
+    """Comparison of one communicator's operations, on a communicator of its own."""
 
     def __init__(self, comm: MPI.Comm) -> None:
-        """Compare on ``comm``, which nobody else uses."""
+        """Compare on ``comm``, which nothing else uses."""
         self.comm = comm
         self._post_queue = PostQueue()
 
     def before(self, steps: Steps, number: int, what: str, words: str) -> Steps:
-        """Run an operation's ``steps``, begun in program order as ever, once all ranks are about to do the same.
+        """Run an operation's ``steps``, begun in program order as ever, once all ranks are about to run the same one.
 
         Args:
-            steps: of the operation.
-            number: its sequence number.
-            what: its name in messages.
-            words: its description, of which all ranks must have the same.
+            steps: steps of the operation.
+            number: sequence number of the operation.
+            what: name of the operation in error messages.
+            words: description of the operation, which must be the same on all ranks.
 
         Raises:
-            MismatchError: on all ranks; names those that differ from the most, and both sides.
+            MismatchError: descriptions differ; raised on all ranks, names the ranks in the minority, and both sides.
         """
         record = np.zeros(1, _RECORD)
         raw = words.encode()
@@ -107,7 +107,7 @@ def compare(records: np.ndarray[Any, Any], what: str) -> None:
     sides = [record.tobytes() for record in records]
     if len(set(sides)) == 1:
         return
-    common = Counter(sides).most_common(1)[0][0]  # of several, the lowest rank's
+    common = Counter(sides).most_common(1)[0][0]  # of several equally common ones, the lowest rank's
     usual = sides.index(common)
     differing = [rank for rank, side in enumerate(sides) if side != common]
     error = MismatchError(

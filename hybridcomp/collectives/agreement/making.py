@@ -1,4 +1,4 @@
-"""Make communicators: every step within the timeout; an error on one rank is reported to all."""
+"""Make communicators, every step within the timeout; report an error on one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from hybridcomp.schedules.topology import Topology
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.02  # seconds between polls of notices; a communicator is made in a few milliseconds
-# That MPI gets at least, once all ranks are there: a timeout says how long to wait for others, and not how long MPI
-# takes on hosts where ranks share cores.
+# The least time that MPI gets once all ranks are there: a timeout says how long to wait for others, and not how long
+# MPI takes on hosts where ranks share cores.
 LEAST_SECONDS = 30.0
-# That ranks which have met have to answer each other, beside whatever else their cores do.
+# Time for ranks that have met to answer each other, beside the other work of their cores.
 _EXCHANGE_SECONDS = 10.0
-_ANSWER_SECONDS = 1.0  # that other ranks have to say whether they are there
+_ANSWER_SECONDS = 1.0  # time for other ranks to say whether they are there
 _THREAD = "hybridcomp-making"
-_MAKING = 0  # its number in notices: operations are numbered from 1 on
+_MAKING = 0  # number of the making in notices: operations are numbered from 1 on
 _LEVELS = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",
     MPI.THREAD_FUNNELED: "MPI_THREAD_FUNNELED",
@@ -48,19 +48,19 @@ _LEVELS = {
 
 
 class Parts(NamedTuple):
-    """The components of a communicator.
+    """Components of a communicator.
 
     Attributes:
-        own: what this rank brought.
-        agreed: what all ranks have agreed on.
-        mpi: for collectives and their messages.
-        p2p: for sends and receives.
-        comparison: for comparing operations; None if they are not.
+        own: settings that this rank brought.
+        agreed: facts on which all ranks have agreed.
+        mpi: MPI communicator for collectives and their messages.
+        p2p: MPI communicator for sends and receives.
+        comparison: MPI communicator for comparing operations; None if they are not compared.
         topology: which rank is on which host.
-        shm_peers: the ranks with whom this one shares memory.
-        group: the compiled engine's; None where it is not used.
-        chooser: of algorithms.
-        notices: None for one rank alone.
+        shm_peers: ranks that share memory with this one; None where memory is not shared.
+        group: group of the compiled engine; None where the engine is not used.
+        chooser: chooser of algorithms.
+        notices: notices between the ranks; None for one rank alone.
     """
 
     own: Preparation
@@ -79,7 +79,7 @@ def check_threads() -> None:
     """Check that MPI may be called from several threads at a time.
 
     Raises:
-        ConfigError: it may not.
+        ConfigError: MPI has a lower level of thread support.
     """
     level = MPI.Query_thread()
     if level < MPI.THREAD_MULTIPLE:
@@ -93,20 +93,20 @@ def check_threads() -> None:
 def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Preparation]) -> Parts:
     """Make the parts of a communicator of the ranks of ``comm``. Collective.
 
-    What may go wrong on one rank is done first, and the ranks tell each other how that went before MPI makes anything.
+    Work that may fail on one rank is done first, and the ranks tell each other how that went before MPI makes anything.
 
     Args:
-        comm: of the caller.
-        axis: for messages.
+        comm: communicator of the caller.
+        axis: mesh axis, for error messages.
         timeout: seconds to wait for the other ranks, and then, if it is more than :data:`LEAST_SECONDS`, for MPI.
-        prepare: brings what this rank needs, by itself.
+        prepare: function that returns this rank's settings, without other ranks.
 
     Raises:
         ConfigError: MPI has too low a level of thread support, or was started by another MPI's launcher.
         CollectiveTimeoutError: the other ranks have not all come, or do not go on.
         RemoteError: another rank has failed; names it.
-        MismatchError: on every rank; they disagree.
-        BaseException: what ``prepare`` raised.
+        MismatchError: the ranks disagree; raised on every rank.
+        BaseException: the error that ``prepare`` raised.
     """
     check_threads()
     check_world(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
@@ -117,9 +117,9 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
     own: Preparation | BaseException
     standby: StandbyThread | None = None
     try:
-        contexts.announce()  # where warnings are errors, the others are told
+        contexts.announce()  # here, so that where warnings are errors, the other ranks are told
         own = prepare()
-        standby = StandbyThread(_THREAD, what)  # or others would wait for this rank inside MPI
+        standby = StandbyThread(_THREAD, what)  # or others would wait for a rank without a thread inside MPI
     except BaseException as error:
         own = error
     try:
@@ -144,9 +144,9 @@ def _make(
         engine().start(steps(), f"{what}: {name}", seconds).wait()
 
     try:
-        # Not an Idup: one that stays unmatched confuses Open MPI when it makes the next communicator.
+        # Not an Idup: an unmatched Idup confuses Open MPI when it makes the next communicator.
         run(comm.Ibarrier, "the meeting of all ranks", timeout)
-        # Whoever has waited too long takes no part: then this ends on no rank, and none goes on to where MPI waits.
+        # A rank that has waited too long takes no part: then this ends on no rank, and none goes on to where MPI waits.
         run(
             lambda: comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE]),
             "the exchange of what they bring",
@@ -164,7 +164,7 @@ def _make(
 
 
 class _Assembly:
-    """The steps of making a communicator that wait for other ranks in MPI: in a thread, which can be left behind."""
+    """Steps of making a communicator that wait for other ranks in MPI, run in a thread that can be left behind."""
 
     def __init__(self, comm: MPI.Comm, what: str, own: Preparation, agreed: Agreement) -> None:
         self._comm, self._what, self._own, self._agreed = comm, what, own, agreed
@@ -217,7 +217,7 @@ class _Assembly:
             raise RemoteError(f"{self._what}: rank {failure.rank} failed: {failure.text}")
 
     def _absent(self) -> str:
-        """Name the ranks that are silent, in words; those that wait as well answer."""
+        """Name the silent ranks, in words; ranks that wait as well answer."""
         notices = self._notices
         if notices is None:
             return ""
@@ -239,15 +239,15 @@ def bounded(
     """Run a function that waits for other ranks inside MPI, for a limited time.
 
     Args:
-        work: to do, in a thread that is left behind where it does not come back.
-        what: it is, and where it has got to.
-        timeout: seconds that it may take.
-        poll: called now and then; what it raises ends the waiting.
-        standby: the thread; else one is started.
+        work: function to run, in a thread that is left behind where it does not come back.
+        what: function that returns the name of the work and the step it has reached.
+        timeout: seconds that the work may take.
+        poll: function called now and then; an error that it raises ends the waiting.
+        standby: thread to use; None to start one.
 
     Raises:
-        CollectiveTimeoutError: it did not end in time.
-        BaseException: what ``work`` raised.
+        CollectiveTimeoutError: the work did not end in time.
+        BaseException: the error that ``work`` raised.
     """
     results: list[T] = []
     errors: list[BaseException] = []

@@ -1,4 +1,4 @@
-"""Choose and build the schedule of an operation, as callers ask for it."""
+"""Choose and build the schedules of operations as callers ask for them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from hybridcomp.schedules.schedule import Buffer, Operation, Schedule
 from hybridcomp.schedules.shards import CHUNK_BYTES
 from hybridcomp.schedules.topology import Topology
 
-_MOST = 1024  # schedules that are not built again
-_UNCUT = 1 << 62  # bytes of a chunk
+_MOST = 1024  # schedules that are kept
+_UNCUT = 1 << 62  # bytes of a chunk, more than any buffer has
 
 Extents = tuple[tuple[int, int], ...]
 
 
 class OperationKey(NamedTuple):
-    """The key under which the program of an operation on one rank is cached.
+    """Key under which the program of an operation on one rank is cached.
 
     Attributes:
-        kind: of :data:`~hybridcomp.schedules.registry.ALGORITHMS`.
-        codec: of the messages.
-        compresses: messages are encoded, and not the elements as they are.
-        dtype: of the caller's elements.
-        counts: as of :class:`~hybridcomp.schedules.schedule.Operation`; a rank may say 0 where it has no part. Of an
-            all-to-all they follow from the two below.
-        reduction: of a reduction: ``"sum"``, ``"avg"``, or ``""`` for all that the engine does not do.
-        feedback: the form of its memory; None if it has none.
-        root: of operations that have one.
-        fold: of an all-reduce of integers as they are, which of
-            :data:`~hybridcomp.codecs.linear.base.FOLDS` it is; ``""`` for all else.
-        algorithm: that its policy names, used wherever it can be; None to choose.
-        sends, receives: where the parts of the rank's buffers lie, if they are parts of any size: the chunks of such
+        kind: kind of operation, a key of :data:`~hybridcomp.schedules.registry.ALGORITHMS`.
+        codec: codec of the messages.
+        compresses: whether messages are encoded, instead of the elements as they are.
+        dtype: dtype of the caller's elements.
+        counts: element counts, as in :class:`~hybridcomp.schedules.schedule.Operation`; a rank may say 0 where it has
+            no part. For an all-to-all they follow from ``sends`` and ``receives``.
+        reduction: kind of reduction: ``"sum"``, ``"avg"``, or ``""`` for all that the engine does not do.
+        feedback: form of the error feedback; None if the operation has none.
+        root: root rank of operations that have one.
+        fold: name in :data:`~hybridcomp.codecs.linear.base.FOLDS` of an all-reduce of integers as they are; ``""`` for
+            all else.
+        algorithm: algorithm that the policy names, used wherever it can be; None to choose.
+        sends, receives: extents of the parts of the rank's buffers, if the parts may be of any size: the chunks of such
             operations are not chosen, since ranks may not know each other's sizes.
     """
 
@@ -71,11 +71,12 @@ class OperationKey(NamedTuple):
 
 
 class Schedules:
-    """The schedules of one rank of a communicator.
+    """Schedules of one rank of a communicator.
 
     Args:
-        topology, rank: of the communicator.
-        chooser: of algorithms; None is always the first one, without chunks.
+        topology: topology of the communicator.
+        rank: number of this rank in it.
+        chooser: chooser of algorithms; None for the first algorithm always, without chunks.
     """
 
     def __init__(self, topology: Topology, rank: int, chooser: Chooser | None) -> None:
@@ -85,11 +86,11 @@ class Schedules:
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
 
     def find(self, key: OperationKey, algorithm: str | None = None) -> Prepared:
-        """Return the schedule of an operation that is not the engine's.
+        """Return the schedule of an operation that the engine does not run.
 
         Args:
-            key: the operation, whose messages are encoded.
-            algorithm: the caller's; None to choose.
+            key: key of the operation, whose messages are encoded.
+            algorithm: algorithm that the caller asks for; None to choose.
 
         Raises:
             ValueError: the algorithm cannot be used here.
@@ -106,11 +107,11 @@ class Schedules:
     def choose(self, key: OperationKey, algorithm: str | None = None, *, engine: bool) -> tuple[str, int]:
         """Choose the algorithm of an operation, and the uncompressed bytes of its chunks.
 
-        Sizes that are the same on all ranks decide; else it is always the first algorithm.
+        The sizes decide where they are the same on all ranks; elsewhere the first algorithm is taken.
 
         Args:
-            key: the operation.
-            algorithm: the caller's, for what is compressed; None to choose.
+            key: key of the operation.
+            algorithm: algorithm that the caller asks for if the operation is compressed; None to choose.
             engine: whether the compiled engine is to run it.
 
         Raises:
@@ -133,7 +134,7 @@ class Schedules:
         return chosen.algorithm.name, chosen.chunk_bytes
 
     def build(self, key: OperationKey, algorithm: str, chunk: int) -> tuple[Schedule, list[int]]:
-        """Build the schedule of an operation; return it with the elements of its send and receive buffers."""
+        """Build the schedule of an operation; return it with the element counts of its send and receive buffers."""
         operation = Operation(
             key.kind,
             self._counts(key),

@@ -17,12 +17,12 @@ from hybridcomp.schedules.topology import Topology
 VARIABLE = "HYBRIDCOMP_ALGORITHM"
 CHUNK_VARIABLE = "HYBRIDCOMP_CHUNK_BYTES"
 _LEAST_CHUNK = 64
-#: Those with more than one algorithm.
+#: Operations with more than one algorithm.
 OPERATIONS = tuple(op for op, named in ALGORITHMS.items() if len(named) > 1)
 
 
 class AlgorithmChoice(NamedTuple):
-    """The choice of an algorithm, and of the uncompressed bytes in each of its chunks."""
+    """Choice of an algorithm, and of the uncompressed bytes in each of its chunks."""
 
     algorithm: Algorithm
     chunk_bytes: int
@@ -42,12 +42,12 @@ def refusal(
 
 
 class Chooser:
-    """The choice of algorithms for one communicator.
+    """Choice of algorithms for one communicator.
 
     Args:
-        topology: of its ranks.
-        profile: what links and codecs cost.
-        forced: per operation, the name of the algorithm to use wherever it can be.
+        topology: topology of the communicator's ranks.
+        profile: costs of links and codecs.
+        forced: name of the algorithm to use wherever it can be, by operation.
         chunk: uncompressed bytes of every chunk; None to choose.
     """
 
@@ -62,7 +62,7 @@ class Chooser:
 
     @property
     def profile(self) -> Profile:
-        """Return what links and codecs cost; may be set, alike on all ranks."""
+        """Return the costs of links and codecs; may be set, alike on all ranks."""
         return self._profile
 
     @profile.setter
@@ -87,18 +87,18 @@ class Chooser:
 
         Args:
             op: one of :data:`OPERATIONS`.
-            nbytes: of the whole buffer, uncompressed.
-            dtype: of its elements.
-            codec: that carries it.
-            feedback: the form of its memory; None if it has none.
-            requested: the caller's algorithm; None to choose.
-            preferred: the policy's, used wherever it can be; None to choose.
-            engine: the compiled engine is to run it, which needs less of a core.
+            nbytes: bytes of the whole buffer, uncompressed.
+            dtype: dtype of the buffer's elements.
+            codec: codec that carries the buffer.
+            feedback: form of the error feedback; None if the operation has none.
+            requested: algorithm that the caller asks for; None to choose.
+            preferred: algorithm that the policy names, used wherever it can be; None to choose.
+            engine: whether the compiled engine is to run the operation, which needs less of a core.
 
         Raises:
             ValueError: there is no algorithm of that name, or it cannot be used here.
         """
-        # Sizes within an eighth of each other are as one: to ask the model takes a millisecond or more.
+        # Sizes within an eighth of each other count as one: the model takes a millisecond or more to answer.
         coarse = max(0, nbytes.bit_length() - 4)
         key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, requested, preferred, engine)
         chosen = self._choices.get(key)
@@ -154,14 +154,14 @@ def own_settings() -> str:
 
 
 def chooser(topology: Topology, settings: str) -> Chooser:
-    """Make a chooser from settings, which choose alike on all ranks if they are the same there.
+    """Make a chooser from settings; choosers of equal settings choose alike on all ranks.
 
     Args:
-        topology: of the communicator.
-        settings: that :func:`own_settings` returned on rank 0.
+        topology: topology of the communicator.
+        settings: text that :func:`own_settings` returned on rank 0.
 
     Raises:
-        ConfigError: one of them is wrong.
+        ConfigError: one of the settings is wrong.
     """
     forced, chunk, profile = settings.split("\n", 2)
     if profile.startswith("\n"):
@@ -174,7 +174,7 @@ def parse_chunk(text: str) -> int | None:
     """Parse the value of ``HYBRIDCOMP_CHUNK_BYTES``: a number of bytes; None, to choose, if it is empty.
 
     Raises:
-        ConfigError: it is no number of at least 64.
+        ConfigError: the text is no number of at least 64.
     """
     if text and (not text.isdecimal() or int(text) < _LEAST_CHUNK):
         raise ConfigError(f"{CHUNK_VARIABLE} is {text!r}; allowed: a number of bytes from {_LEAST_CHUNK} on")
@@ -185,7 +185,7 @@ def parse_forced(text: str) -> dict[str, str]:
     """Parse the value of ``HYBRIDCOMP_ALGORITHM``, such as ``all_reduce=ring,broadcast=tree``.
 
     Raises:
-        ConfigError: no such operation or algorithm.
+        ConfigError: the text names no such operation or algorithm.
     """
     forced = {}
     for part in filter(None, (p.strip() for p in text.split(","))):

@@ -1,7 +1,7 @@
 """Encode an operation's slices to messages, and check and decode messages into slices.
 
-The algorithms are written once, over this class; :class:`~.device.data_path.DeviceCarrier` does the
-same for memory of a device, where a message that was encoded is not ready yet.
+The algorithms are written once, over this class; :class:`~.device.data_path.DeviceCarrier` does the same for a device's
+memory, where an encoded message is not ready at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hybridcomp.collectives.data_path.coding import NONE, Array, Coder
 from hybridcomp.collectives.execution.widths import narrow, widen
 from hybridcomp.collectives.transport.mailbox import Incoming, Sealed
 
-STREAM_BYTES = 1 << 23  # results from here on are written past the caches
+STREAM_BYTES = 1 << 23  # larger results are written past the caches
 
 
 class Carrier(Coder):
@@ -37,15 +37,15 @@ class Carrier(Coder):
         out: Array | None,
         plain: Sequence[Incoming] = (),
     ) -> Sealed:
-        """Sum messages and this rank's own part, encode the sum, and decode that as its receivers will.
+        """Sum messages and this rank's own part, encode the sum, and decode the message as its receivers will.
 
         Args:
-            data: the own part.
-            messages: checked, and added to it in this order.
+            data: part of this rank.
+            messages: messages to check, and to add to the part in this order.
             source: dtype of the messages.
-            dtype: of the sum's message.
-            ranks: divide by as many, for a mean.
-            out: for the decoded values, of the caller's dtype; may be ``data``; None if nobody wants them.
+            dtype: dtype of the sum's message.
+            ranks: divisor of the sum: the number of ranks for a mean, else 1.
+            out: room for the decoded values, of the caller's dtype; may be ``data``; None if they are not needed.
             plain: messages by the codec ``none``, of the caller's dtype: checked, and added before the others.
         """
         buffer = self.transport.take(self.codec.bound(data.size, dtype))
@@ -67,7 +67,7 @@ class Carrier(Coder):
         out: Array,
         plain: Sequence[Incoming] = (),
     ) -> None:
-        """Sum messages and this rank's own part, as :meth:`sum_encode`, into ``out`` of the caller's dtype."""
+        """Sum messages and this rank's own part, as :meth:`sum_encode` does, into ``out`` of the caller's dtype."""
         with self.call.decoding():
             raws = self._addends(data.size, plain, messages, source)
             self.codec.sum_into(self._flat(data), raws, ranks, out, stream=self.stream)
@@ -95,7 +95,7 @@ class Carrier(Coder):
         return acc
 
     def spent(self, acc: Array) -> None:
-        """Release an accumulator of :meth:`summed` that is needed no longer."""
+        """Release an accumulator that :meth:`summed` returned."""
         self.transport.give(acc.view(np.uint8))
 
     def own(self, data: Array, memory: Memory | None, span: slice) -> Array:
@@ -118,13 +118,13 @@ class Carrier(Coder):
         """Return the sum of all ranks' messages of ``source`` elements, in rank order.
 
         Args:
-            messages: the other ranks'.
-            own: from :meth:`own_message`.
-            out: of the caller's dtype; nobody needs what is in it.
+            messages: messages of the other ranks.
+            own: message of this rank, from :meth:`own_message`.
+            out: room of the caller's dtype, whose content is not needed.
             source: dtype of the messages.
 
         Returns:
-            An accumulator: ``out`` itself if it is of that dtype.
+            An accumulator: ``out`` itself if it has the accumulator's dtype.
         """
         wide, rank = self.dtype.accumulator, self.transport.rank
         acc = out if self.dtype is wide else np.empty(out.size, wide.storage)
@@ -149,19 +149,19 @@ class Carrier(Coder):
     # -- error feedback of linear codecs -------------------------------------------------------------
 
     def memory(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> Any:
-        """Return the memory under a key, of ``n`` elements of the accumulator's dtype."""
+        """Return the error-feedback memory under a key, of ``n`` elements of the accumulator's dtype."""
         return feedback.memory(key, n, self.dtype, form)
 
     def corrected(self, data: Flat, memory: Any, room: Array) -> Flat:
-        """Return data as a memory corrects it, in the accumulator's dtype: in ``room`` where that is of this dtype."""
+        """Return data corrected by a memory, in the accumulator's dtype: in ``room`` where that has this dtype."""
         kind = data.dtype.accumulator
-        # The result comes to the same place: no other pages are touched.
+        # The result will be written to the same place: no other pages are touched.
         in_place = data.dtype is kind and room.flags.aligned
         values = room if in_place else np.empty(data.size, kind.storage)
         memory.native.correct(data.data, data.dtype, 0, values)
         return Flat(values, kind, data.shape, True, False)
 
     def keep_lost(self, corrected: Flat, own: Array, memory: Any) -> None:
-        """Keep in the memory what ``own`` lacks of the corrected data, unless that is not finite."""
-        # A copy: it is the result, too, and would be used up.
+        """Keep in the memory the corrected data minus ``own``, unless that is not finite."""
+        # A copy, since ``own`` is the result, too, and would be used up.
         memory.native.keep(corrected.data, own.copy(), 0, 1.0)

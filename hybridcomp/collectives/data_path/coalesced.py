@@ -1,4 +1,4 @@
-"""Lay small arrays side by side, to sum them in one operation."""
+"""Lay small arrays side by side to sum them in one operation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Array = npt.NDArray[Any]
 
 
 class Coalesced:
-    """An array of several ones' values, so laid out that each rank owns its shard of every one.
+    """Array of several arrays' values, laid out so that each rank owns its shard of every array.
 
-    So who adds what up, where owners do that, does not depend on which arrays these are, nor does the result.
+    So where owners add up, the rank that adds an element, and the result, do not depend on the other arrays.
 
     Attributes:
-        values: of all arrays, shard by shard, once they are gathered; shards are of one size, with zeros at their ends.
+        values: values of all arrays, shard by shard, once gathered; shards are of one size, with zeros at their ends.
     """
 
     def __init__(self, arrays: Sequence[Array], ranks: int) -> None:
@@ -35,7 +35,7 @@ class Coalesced:
         self.values: Array = np.empty(ranks * length, arrays[0].dtype)
 
     def gather(self) -> None:
-        """Copy the arrays' values."""
+        """Copy the arrays' values into :attr:`values`."""
         np.concatenate(self._parts, out=self.values)
 
     def write_back(self) -> None:

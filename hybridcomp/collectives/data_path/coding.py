@@ -1,4 +1,4 @@
-"""Encode arrays to messages and decode them, for one operation; :class:`~.execution.data_path.Carrier` adds sums."""
+"""Encode arrays to messages and decode them, for one operation; :class:`~.data_path.carrier.Carrier` adds sums."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Coder:
     """Codec, transport and statistics of one operation, on elements of one dtype.
 
     Attributes:
-        transport: where messages go.
-        codec: what they are encoded with.
-        dtype: of the caller's elements.
-        call: statistics.
-        stream: the result is too large for the caches: write it past them.
+        transport: transport of the messages.
+        codec: codec of the messages.
+        dtype: dtype of the caller's elements.
+        call: statistics of the operation.
+        stream: whether the result is too large for the caches, and is written past them.
     """
 
     def __init__(self, transport: Transport, codec: Codec, dtype: DType, call: Call) -> None:
@@ -52,7 +52,7 @@ class Coder:
 
     @property
     def queue(self) -> Queue | None:
-        """Return the queue that a device's work is put on; None in host memory."""
+        """Return the queue of a device's work; None in host memory."""
         return None
 
     def mailbox(self) -> Mailbox:
@@ -66,7 +66,7 @@ class Coder:
         return self._mail
 
     def alike(self, *, codec: Codec | None = None, dtype: DType | None = None) -> Self:
-        """Return a data path of the same operation and mailbox, which has been made, for another codec or dtype."""
+        """Return a data path of the same operation and mailbox, already made, for another codec or dtype."""
         other = copy.copy(self)
         other.codec = codec or self.codec
         other.dtype = dtype or self.dtype
@@ -74,7 +74,7 @@ class Coder:
         return other
 
     def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> Any:
-        """Begin a step of the memory under a key and return it; use the codec of that step."""
+        """Begin a step of the error-feedback memory under a key and return the memory; use the codec of that step."""
         memory = feedback.memory(key, n, self.dtype, form)
         self.codec = self.codec.at_step(memory.begin())
         return memory
@@ -90,7 +90,7 @@ class Coder:
         return Sealed(buffer, nbytes)
 
     def encode_odd(self, data: Flat, link: Link | None) -> Sealed:
-        """Encode an array, with what its link remembers if it has one.
+        """Encode an array, with the memory of its link if it has one.
 
         The message is one byte longer where its length would be even: see :mod:`.framing`.
         """
@@ -105,9 +105,9 @@ class Coder:
         return Sealed(buffer, nbytes | 1)
 
     def encode_with_feedback(self, data: Array, memory: Memory, span: slice) -> Sealed:
-        """Encode a span of data as ``memory`` corrects it; the message is of the accumulator's dtype.
+        """Encode a span of data, corrected by ``memory``; the message is of the accumulator's dtype.
 
-        Data that is not finite leaves the memory of its span as it was: the overflow passes, the memory stays good.
+        Data that are not finite leave the memory of their span as it was: the overflow passes, the memory stays good.
         """
         buffer = self.transport.take(self.codec.bound(data.size, self.dtype.accumulator))
         with self.call.encoding():
@@ -135,7 +135,7 @@ class Coder:
         return Flat(data, self.dtype, data.shape, True, False)
 
     def own_message(self, message: Sealed, n: int, dtype: DType) -> Sealed:
-        """Return a message of this rank's own, ``n`` elements of ``dtype``, not yet sent, for :meth:`total` to sum."""
+        """Return an unsent message of this rank, ``n`` elements of ``dtype``, in the form that :meth:`total` sums."""
         return message
 
     # -- from a message ------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ class Coder:
     def inbox_bytes(self, n: int, dtype: DType | None = None) -> int:
         """Return the size of a buffer for a message of ``n`` elements.
 
-        Room enough for what another codec would make of them, so that a peer's wrong codec is read and named
-        rather than truncated; pages that are never written cost nothing.
+        There is room for the message of another codec, so that a peer's wrong codec is read and named rather than
+        truncated; pages that are never written cost nothing.
         """
         kind = dtype or self.dtype
         found = self._rooms.get((n, kind))
@@ -160,7 +160,7 @@ class Coder:
         source: DType,
         codec: Codec | None = None,
     ) -> list[ByteArray]:
-        """Check messages, by ``codec``; what ranks of this host share has been on no wire that could damage it."""
+        """Check messages by ``codec``; messages in shared memory have been on no wire that could damage them."""
         raws = [self._mailbox.read(message) for message in messages]
         crc = any(message.shared is None for message in messages)
         codec = codec or self.codec
@@ -179,7 +179,7 @@ class Coder:
         """Check a received message: whole, and of the codec, dtype and count that this rank expects.
 
         Raises:
-            WireError: damaged.
+            WireError: the message is damaged.
             MismatchError: the peer sent something else; names both sides.
         """
         raw, header = wire.open_message(msg)
@@ -206,7 +206,7 @@ class Coder:
             self._mailbox.used(message)
 
     def decode_own(self, message: Sealed, out: Array, source: DType | None = None) -> None:
-        """Write the values of a message of this rank's own to ``out``; the owner, too, takes what others get."""
+        """Write the values of this rank's own message to ``out``: the owner, too, takes the decoded values."""
         self._decode(message.wire(), out, self.transport.rank, source)
 
     def _decode(self, msg: ByteArray, out: Array, peer: int, source: DType | None) -> None:
@@ -215,7 +215,7 @@ class Coder:
             self.codec.decode_flat(raw, header, out, self.dtype)
 
     def decode_result(self, message: Incoming, out: Array, memory: Memory, span: slice) -> None:
-        """Check a message of an owner's sum, and write what it means to ``out``, of the caller's dtype."""
+        """Check a message of an owner's sum, and write its values to ``out``, of the caller's dtype."""
         self._decode_result(self._mailbox.read(message), out, message.peer, memory, span)
         self._mailbox.used(message)
 
@@ -243,11 +243,11 @@ class Coder:
         return Sealed(raw, raw.size)
 
     def take(self, message: Incoming, nbytes: int, out: Array) -> int:
-        """Check a message of any codec, and write its values to the beginning of ``out``; return how many.
+        """Check a message of any codec, and write its values to the beginning of ``out``; return their number.
 
         Raises:
-            WireError: damaged.
-            MismatchError: another dtype, or more elements than fit.
+            WireError: the message is damaged.
+            MismatchError: the message has another dtype, or more elements than fit.
         """
         with self.call.decoding():
             raw, header = wire.open_message(message.buffer[:nbytes])
@@ -256,7 +256,7 @@ class Coder:
         return header.count
 
     def take_plain(self, message: Incoming, nbytes: int, out: Array) -> None:
-        """Copy a message of as many bytes, that are ``out``'s own, to its beginning."""
+        """Copy a message of ``nbytes`` plain bytes to the beginning of ``out``."""
         byte_view(out)[:nbytes] = message.buffer[:nbytes]
 
     def fits(self, header: wire.Header, peer: int, room: int) -> None:

@@ -1,11 +1,11 @@
 """Frame messages that callers send and receive.
 
 Where a policy compresses sends on an axis, the receiver need not know which of them: an encoded message has an odd
-number of bytes, one more than it needs if need be. That of the caller's own bytes, which travel as they are wherever
-they are not compressed, is even: floating-point numbers have at least two.
+number of bytes, if necessary one more than it needs. Uncompressed messages, the caller's own bytes as they are, have an
+even number: floating-point numbers have at least two bytes.
 
-A message's tag is the caller's, and MPI matches messages of one tag in the order in which they are posted: each
-takes a ticket.
+A message's tag is the caller's, and MPI matches messages of one tag in the order in which they are posted: each takes
+a ticket.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.errors import MismatchError
 
-# Gives room for so many elements of a dtype.
+# Function that returns room for a number of elements of a dtype.
 Keep = Callable[[DType, int], Array]
 
 
@@ -38,7 +38,7 @@ def send_message(
 ) -> Steps:
     """Send ``data`` as one message of the carrier's codec, by MPI's ``mode`` (``"Isend"``, ``"Issend"``).
 
-    With a ``link``, which is of host memory, the message makes up for what those before it lost.
+    With a ``link``, whose data are in host memory, the message makes up for the losses of earlier ones.
     """
     t = _transport(carrier)
     mailbox = carrier.mailbox()
@@ -57,16 +57,16 @@ def receive_message(
     """Receive one message of at most ``out.size`` elements.
 
     Args:
-        carrier: transport, where the sender sent it, and statistics; the codec is what the message says.
-        out: the caller's buffer.
+        carrier: transport on which the sender sent it, and statistics; the message names its codec.
+        out: buffer of the caller.
         longest: bytes of the longest message that the policy may make of ``out.size`` elements: :func:`room`.
         source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
-        status: filled with the message's source and tag, and how many bytes its elements have.
-        ticket: this operation's.
+        status: status to fill with the message's source and tag, and the bytes of its elements.
+        ticket: ticket of this operation.
 
     Raises:
-        WireError: damaged.
-        MismatchError: another dtype, or more elements than fit.
+        WireError: the message is damaged.
+        MismatchError: the message has another dtype, or more elements than fit.
     """
     t = _transport(carrier)
     mailbox = carrier.mailbox()
@@ -83,10 +83,10 @@ def receive_message(
 
 
 def take_message(carrier: Carrier, message: Incoming, nbytes: int, out: Flat, status: MPI.Status) -> None:
-    """Write what a received message means to the beginning of ``out``, and its elements' bytes to ``status``.
+    """Write the values of a received message to the beginning of ``out``, and their number of bytes to ``status``.
 
     Raises:
-        WireError, MismatchError: as :func:`receive_message`.
+        WireError, MismatchError: as in :func:`receive_message`.
     """
     if encoded(nbytes):
         taken = carrier.take(message, nbytes, out.data)
@@ -101,7 +101,7 @@ def take_message(carrier: Carrier, message: Incoming, nbytes: int, out: Flat, st
 
 
 def _transport(carrier: Carrier) -> MpiTransport:
-    """Return the transport of messages that callers send and receive, which MPI alone carries."""
+    """Return the transport of callers' sends and receives, which MPI alone carries."""
     assert isinstance(carrier.transport, MpiTransport)
     return carrier.transport
 
@@ -112,12 +112,12 @@ def room(codecs: Iterable[Codec], count: int, dtype: DType) -> int:
 
 
 def encoded(nbytes: int) -> bool:
-    """Tell whether a message of floating-point numbers, of as many bytes, was made by a codec."""
+    """Tell whether a codec made a message of floating-point numbers that has ``nbytes`` bytes."""
     return nbytes % 2 == 1
 
 
 class Arrival:
-    """The event that a message of unknown length has arrived."""
+    """Event that a message of unknown length has arrived."""
 
     def __init__(self, comm: MPI.Comm, source: int, tag: int, status: MPI.Status) -> None:
         self._ask = (comm, source, tag, status)
@@ -137,25 +137,28 @@ def receive_array(
 ) -> Steps:
     """Receive one framed message of any dtype and length.
 
-    It takes no ticket: it cannot be posted before its message is here, and receives posted meanwhile come first.
+    The receive takes no ticket: it cannot be posted before its message is here, and receives posted meanwhile come
+    first.
 
     Args:
-        carrier: transport and statistics; codec and dtype are what the message says.
-        keep: called with the dtype and the number of elements once they are known; the array to decode to.
-        most_bytes: a message whose own bytes or whose elements take more is refused.
+        carrier: transport and statistics; the message names its codec and dtype.
+        keep: function called with the dtype and the number of elements once they are known; returns the array to
+            decode to.
+        most_bytes: limit on the bytes of the message and of its elements; a larger message is refused.
         source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
-        status: filled as by :func:`receive_message`.
+        status: status to fill as :func:`receive_message` does.
 
     Raises:
-        WireError: damaged, or not framed.
-        MismatchError: larger than ``most_bytes``.
+        WireError: the message is damaged, or not framed.
+        MismatchError: the message is larger than ``most_bytes``.
     """
     t = _transport(carrier)
     arrival = Arrival(t.comm, source, tag, status)
     yield Pending([], [], events=[arrival], source="a message")
     assert arrival.message is not None
     nbytes, peer = status.Get_count(MPI.BYTE), status.Get_source()
-    # MPI has it: it needs room even to be refused. Open MPI 5 writes past the end of a buffer that is too small.
+    # MPI has the message, which needs room even to be refused: Open MPI 5 writes past the end of a buffer that is too
+    # small.
     buffer = np.empty(nbytes, np.uint8)
     with t.keeping(buffer):
         yield Pending([arrival.message.Irecv([buffer, MPI.BYTE])], [peer])
@@ -167,16 +170,16 @@ def receive_array(
 
 
 def decode_array(buffer: ByteArray, keep: Keep, most_bytes: int, who: str) -> int:
-    """Decode a message of which nothing is known; return the bytes of its elements.
+    """Decode a message of unknown dtype and length; return the bytes of its elements.
 
     Args:
-        buffer: what came, 1-D uint8.
-        keep, most_bytes: as for :func:`receive_array`.
-        who: the beginning of a sentence that names operation and peer, for errors.
+        buffer: bytes of the message, 1-D uint8.
+        keep, most_bytes: as in :func:`receive_array`.
+        who: beginning of a sentence that names operation and peer, for errors.
 
     Raises:
-        WireError: damaged, or not framed.
-        MismatchError: larger than ``most_bytes``.
+        WireError: the message is damaged, or not framed.
+        MismatchError: the message is larger than ``most_bytes``.
     """
     if buffer.size > most_bytes:
         raise MismatchError(

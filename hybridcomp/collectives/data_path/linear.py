@@ -1,17 +1,18 @@
 """All-reduce by a linear codec: ``powersgd``, ``randomblock``, ``lattice``, ``sketch``.
 
-1. The codec is given this rank's data, as a memory of error feedback corrects them, and says which array is to be
-   reduced first.
-2. Every such round is an exact all-reduce of our own: always in the same order, so that a small array's bits are the
-   same whether it is summed alone or with the rounds of other arrays. Where it has two arrays, which take operations of
-   their own, one is summed after the other: they would share the link.
-   Integers, which MPI could sum in any order, are not MPI's either: its own non-blocking collectives must be
-   started in one order on all ranks, and with several operations in flight a second round starts whenever the first has
-   ended here. (A caller who drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear/base.py.)
-3. The codec makes the result of what the rounds gave, which has the same bits on all ranks, and so has the result;
-   the memory of error feedback keeps what the result lacks of this rank's data.
+1. The codec gets this rank's data, corrected by an error-feedback memory, and says which array is to be reduced
+   first.
+2. Every such round is an exact all-reduce of this package: always in the same order, so that a small array's bits are
+   the same whether it is summed alone or with the rounds of other arrays. Where a round has two arrays, which take
+   separate operations, one is summed after the other: they would share the link.
+   MPI does not sum integers either, though it could in any order: its own non-blocking collectives must be started in
+   one order on all ranks, and with several operations in flight a second round starts whenever the first has ended
+   here. (A caller that drives a reduction alone can use ``MPI.Allreduce``: see codecs/linear/base.py.)
+3. The codec makes the result from the rounds' sums, which have the same bits on all ranks, and so has the result; the
+   error-feedback memory keeps this rank's data minus the result.
 
-Of a device's memory the codec's kernels leave the rounds in pinned host memory, where they are summed as all others.
+For arrays in a device's memory the codec's kernels leave the rounds in pinned host memory, where they are summed as all
+others.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from hybridcomp.collectives.data_path.coalesced import Coalesced
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.execution.steps import Pending, Steps
 
-# Sums an array in host memory over the ranks, in place: by a carrier for it, under a key, by an algorithm or the
-# fastest, and by what was reserved for its messages.
+# Function that sums an array in host memory over the ranks, in place. It gets a carrier for the array, the array, a
+# key, an algorithm (None for the fastest), and the tags or numbers reserved for the messages.
 SumArray = Callable[[Carrier, Flat, OperationKey, str | None, Any], Steps]
 
 
 class Part(NamedTuple):
-    """An array to sum over the ranks.
+    """Array to sum over the ranks.
 
     Attributes:
-        send, recv: of the same dtype and count, maybe the same memory; the codec sees ``recv``'s shape.
-        name: of the parameter.
-        memory: error feedback of :meth:`.Carrier.memory`, updated; None for none.
+        send, recv: buffers of the same dtype and count, maybe the same memory; the codec sees ``recv``'s shape.
+        name: name of the parameter.
+        memory: error-feedback memory from :meth:`.Carrier.memory`, which is updated; None for none.
     """
 
     send: Flat
@@ -64,17 +65,17 @@ def linear_allreduce(
     """Sum arrays over all ranks.
 
     Args:
-        carrier: a linear codec, transport and statistics.
-        parts: the arrays, at least one, of one dtype.
-        reserved: for the messages of each sum: as many as there are parts, times the codec's sums.
-        sum_array: sums the array of a round.
-        coalesced: arrays of a round with fewer bytes are summed in one operation.
-        mean: divide the sum by the number of ranks.
-        step: of training; codecs that draw random numbers draw others.
-        warm: what the codec keeps by name between calls.
+        carrier: linear codec, transport and statistics.
+        parts: arrays to sum, at least one, of one dtype.
+        reserved: tags or numbers for the messages of each sum: one for each part and sum of the codec.
+        sum_array: function that sums the array of a round.
+        coalesced: bytes below which arrays of a round are summed in one operation.
+        mean: whether to divide the sum by the number of ranks.
+        step: training step; codecs that draw random numbers draw others in each step.
+        warm: arrays that the codec keeps by name between calls.
 
     Raises:
-        WireError, MismatchError: from a peer's message.
+        WireError, MismatchError: a peer's message is damaged or unexpected.
         ValueError: the codec cannot sum so many ranks.
     """
     mailbox = carrier.mailbox()
@@ -107,7 +108,7 @@ def linear_allreduce(
 
     while True:
         rounds = [each for each in [one.next_round() for one in reductions] if each is not None]
-        if len(rounds) < len(reductions):  # none: one codec has as many for all arrays of a dtype
+        if len(rounds) < len(reductions):  # none left: a codec has equally many for all arrays of a dtype
             break
         for same in zip(*(each.together for each in rounds), strict=True):
             yield from summed_all(same)
@@ -117,7 +118,7 @@ def linear_allreduce(
 
 
 class _Reduction:
-    """The reduction of one array by a linear codec, round by round."""
+    """Reduction of one array by a linear codec, round by round."""
 
     def __init__(self, carrier: Carrier, part: Part, mean: bool, step: int, warm: dict[str, Array]) -> None:
         t, codec, send, recv = carrier.transport, carrier.codec, part.send, part.recv
@@ -158,7 +159,7 @@ class _Reduction:
             return None
 
     def end(self) -> None:
-        """Write the result, and keep what it lacks of this rank's data, unless that is not finite."""
+        """Write the result, and keep this rank's data minus the result, unless that is not finite."""
         while self._result is None:
             self.next_round()
         result, memory = self._result, self._memory

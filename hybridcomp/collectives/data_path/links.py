@@ -1,8 +1,8 @@
 """Keep the state of a link from one send to the next: the error of its last message, and PowerSGD's factor.
 
-A link is what a program names so (:class:`~hybridcomp.policy.places.Place`): sends of one array after another to one
-receiver, which takes every message by itself and knows of no memory. For the gradients that a pipeline sends backward
-this is the "lazy error propagation" of Song et al., "Optimus-CC" (arXiv:2301.09830).
+A program names a link (:class:`~hybridcomp.policy.places.Place`) for sends of one array after another to one receiver,
+which takes every message by itself and knows of no memory. For the gradients that a pipeline sends backward this is the
+"lazy error propagation" of Song et al., "Optimus-CC" (arXiv:2301.09830).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hybridcomp.collectives.execution.widths import narrow
 
 
 class Link:
-    """The state of one link.
+    """State of one link.
 
     Args:
-        key: of its error feedback; the last part is the link's name.
-        form: of error feedback; None for none.
-        feedback: where that is kept.
-        warm: where PowerSGD's Q is kept, by link.
+        key: key of its error feedback; the last part is the link's name.
+        form: form of error feedback; None for none.
+        feedback: store of the error-feedback memories.
+        warm: store of PowerSGD's Q, by link name.
     """
 
     def __init__(self, key: Key, form: str | None, feedback: ErrorFeedback, warm: dict[str, Array]) -> None:
@@ -38,14 +38,14 @@ class Link:
         self._warm = warm
 
     def encode(self, codec: Codec, data: Flat, out: ByteArray) -> int:
-        """Encode an array in host memory with what the link remembers, and remember what that lost.
+        """Encode an array in host memory, corrected by the link's memory, and remember the loss.
 
-        Data that is not finite leaves the memory as it was.
+        Data that are not finite leave the memory as it was.
 
         Args:
-            codec: for the message, which is of the data's dtype.
-            data: not changed.
-            out: at least ``codec.bound(data.size, data.dtype)`` bytes.
+            codec: codec of the message, which is of the data's dtype.
+            data: array to encode, which is not changed.
+            out: room for the message: at least ``codec.bound(data.size, data.dtype)`` bytes.
 
         Returns:
             Bytes of the message.
@@ -70,7 +70,7 @@ class Link:
 
 
 def _narrowly(memory: Memory, codec: Codec, data: Flat, out: ByteArray) -> int:
-    """Encode as :meth:`Memory.encode` does, to a message of the data's own dtype: a receiver expects no other."""
+    """Encode as :meth:`Memory.encode` does, but to a message of the data's own dtype, which the receiver expects."""
     whole = slice(0, data.size)
     corrected = memory.correct(data, whole)
     nbytes = codec.encode_flat(data._replace(data=narrow(corrected, data.dtype)), out)
@@ -81,9 +81,9 @@ def _narrowly(memory: Memory, codec: Codec, data: Flat, out: ByteArray) -> int:
 
 
 def as_rows(data: Flat) -> Flat:
-    """Return an array in the shape in which it is sent: of more than two dimensions, all but the last are rows.
+    """Return an array in the shape in which it is sent: if it has more than two dims, all but the last become rows.
 
-    So it is with activations, [batch, time, width]: a codec that looks for structure finds it in that matrix.
+    For activations, [batch, time, width], a codec that looks for structure finds it in that matrix.
     """
     if len(data.shape) <= 2:
         return data

@@ -1,8 +1,8 @@
 """Run a schedule in Python, step by step, over a carrier: in a device's memory, or where the engine is not in use.
 
 Steps are done in the order of the schedule, and a message is waited for where a step reads it:
-:mod:`hybridcomp.schedules.in_order` proves that no rank waits for ever, and that few tags do for all channels. Messages
-have headers and CRCs of their own; those of plain slots are by the codec ``none``.
+:mod:`hybridcomp.schedules.in_order` proves that no rank waits for ever, and that few tags suffice for all channels.
+Every message has a header and a CRC; the messages of plain slots are by the codec ``none``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from hybridcomp.schedules.schedule import Buffer, Kind, Schedule, Span, Step
 
 @dataclass(slots=True)
 class _Held:
-    """The content of a slot.
+    """Content of a slot.
 
     Attributes:
-        message: encoded here, or received.
-        received: it came from another rank.
-        own: encoded here, in the form that sums take.
-        here: it has arrived.
-        passing: it was checked, to be sent on.
-        sent: encoded here, it was sent.
+        message: message that was encoded here or received.
+        received: whether it came from another rank.
+        own: message that was encoded here, in the form that sums take; for a message of sizes, the sizes.
+        here: whether it has arrived.
+        passing: checked message, to be sent on.
+        sent: whether a message that was encoded here was sent.
     """
 
     message: Any
@@ -54,18 +54,18 @@ def run_schedule(
     memory: Any = None,
     fold: np.ufunc | None = None,
 ) -> Steps:
-    """Run a schedule on two arrays, which its carrier's kind of memory holds.
+    """Run a schedule on two arrays, in the kind of memory that its carrier serves.
 
     Args:
         carrier: codec, transport and statistics.
-        prepared: the schedule of this rank.
+        prepared: schedule of this rank.
         send, recv: the arrays; None where the schedule uses none.
-        tags: as many as :data:`~hybridcomp.schedules.in_order.TAGS`.
-        memory: of error feedback, whose step has begun.
-        fold: for sums of integers, in host memory: what reduces two arrays.
+        tags: tags of the messages, as many as :data:`~hybridcomp.schedules.in_order.TAGS`.
+        memory: error-feedback memory, whose step has begun; None for none.
+        fold: ufunc that reduces two arrays, for sums of integers in host memory; None for codecs' sums.
 
     Raises:
-        WireError, MismatchError: from a peer's message.
+        WireError, MismatchError: a peer's message is damaged or unexpected.
     """
     run = _Run(carrier, prepared.schedule, send, recv, tags, memory, fold)
     with carrier.transport.keeping(run):
@@ -100,15 +100,15 @@ class _Run:
             Buffer.RECV: None if recv is None else recv.data,
             Buffer.SCRATCH: carrier.room(schedule.scratch, self._wide) if schedule.scratch else None,
         }
-        # Of the elements of the scratch memory, which are the accumulator's.
+        # For elements of the scratch memory, which have the accumulator's dtype.
         self._widened = carrier.alike(dtype=self._wide) if schedule.scratch else carrier
-        # Of messages of sizes, which only a schedule with regions has.
+        # For messages of sizes, which only a schedule with regions has.
         self._ledger = carrier.alike(codec=NONE, dtype=DType.UINT32) if schedule.regions else carrier
         self._owners: dict[int, int] = {}
         self._held: dict[int, _Held] = {}
 
     def does(self, step: Step) -> bool:
-        """Tell whether a step is carried out: those of a region by its owner's."""
+        """Tell whether a step is carried out: a step of a region only where the region went to the step's owner."""
         return step.region < 0 or self._owners[step.region] == step.owner
 
     def do(self, group: Group) -> Steps:
@@ -152,7 +152,7 @@ class _Run:
                 assert_never(step.kind)
 
     def _arrival(self, slots: Sequence[int]) -> Steps:
-        """Wait until the messages in slots are here, and until this rank's own ones can be summed."""
+        """Wait until the messages in slots are here, and until this rank's own messages can be summed."""
         held = [self._held[slot] for slot in slots]
         coming = [one.message for one in held if not one.here]
         events = [event for one in held if one.own is not None for event in one.own.events]
@@ -272,7 +272,7 @@ class _Run:
         return message
 
     def _in_one(self, step: Step, span: Span) -> bool:
-        """Tell whether a codec sums messages and the own part in one pass: of data as they are, by one dtype."""
+        """Tell whether a codec sums messages and the own part in one pass: data as they are, messages of one dtype."""
         alike = len({self._kind(slot) for slot in self._split(step)[1]}) < 2
         return alike and step.memory < 0 and span.buffer is not Buffer.SCRATCH and self._fold is None
 
@@ -289,7 +289,7 @@ class _Run:
         plain, others = self._split(step)
         if plain:
             self._plain.add(self._messages(plain), acc, self._narrow)
-        # Messages of leaves of a tree are not of the accumulator's dtype, those of branches are.
+        # Messages from leaves of a tree do not have the accumulator's dtype, messages from branches do.
         for kind, slots in groupby(others, self._kind):
             self._carrier.add(self._messages(slots), acc, kind)
 
@@ -301,20 +301,20 @@ class _Run:
         return acc
 
     def _addends(self, step: Step) -> tuple[list[Any], list[Any], DType]:
-        """Return a sum's plain messages, which are added first, the others, and the dtype of the first of those."""
+        """Return a sum's plain messages, which are added first, the others, and the dtype of the first other one."""
         plain, others = self._split(step)
         source = self._kind(others[0]) if others else self._narrow
         return self._messages(plain), self._messages(others), source
 
     def _split(self, step: Step) -> tuple[list[int], list[int]]:
-        """Return a sum's slots whose messages are plain, and the others."""
+        """Return the slots of a sum whose messages are plain, and its other slots."""
         slots = self._schedule.slots
         return [at for at in step.slots if slots[at].plain], [at for at in step.slots if not slots[at].plain]
 
     def _messages(self, slots: Iterable[int]) -> list[Any]:
         return [self._held[slot].message for slot in slots]
 
-    # -- what steps refer to -------------------------------------------------------------------------
+    # -- spans, slots, tags --------------------------------------------------------------------------
 
     def _at(self, span: Span) -> Any:
         return self._arrays[span.buffer][span.start : span.stop]

@@ -1,17 +1,17 @@
 """Find out whether MPI takes pointers to a GPU's memory.
 
-There is no standard question. What is asked, in this order; the first answer counts:
+There is no standard query. These sources are asked in this order, and the first answer counts:
 
-1.  ``HYBRIDCOMP_CUDA_AWARE``, 0 or 1, for who knows better.
-2.  Switches of the MPI library at hand that are off. Built with CUDA and used without it is usual: conda-forge's
-    Open MPI has ``opal_cuda_support`` off, Cray MPICH needs ``MPICH_GPU_SUPPORT_ENABLED=1``, MVAPICH2
-    ``MV2_USE_CUDA=1``. Open MPI's and MPICH's are control variables, which MPI's tools interface reads wherever they
-    were set.
+1.  ``HYBRIDCOMP_CUDA_AWARE``, 0 or 1, for a user who knows better.
+2.  Switches of the MPI library at hand that are off. Many libraries are built with CUDA and used without it:
+    conda-forge's Open MPI has ``opal_cuda_support`` off, Cray MPICH needs ``MPICH_GPU_SUPPORT_ENABLED=1``, MVAPICH2
+    ``MV2_USE_CUDA=1``. The switches of Open MPI and MPICH are control variables, which MPI's tools interface reads
+    wherever they were set.
 3.  ``MPIX_Query_cuda_support()`` of Open MPI, MPICH and MVAPICH2, or MPICH's older ``MPIX_GPU_query_support``.
 4.  MPI 4.1's info key ``mpi_memory_alloc_kinds``, which lists ``cuda`` and its kin.
 
-Who does not know, says no: a pointer that MPI cannot take is a segmentation fault, a copy through host memory only
-time.
+Without an answer, MPI is taken not to be CUDA-aware: a pointer that MPI cannot take is a segmentation fault, a copy
+through host memory only costs time.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ _OFF = ("0", "false", "no", "off", "disabled")
 
 
 class Awareness(NamedTuple):
-    """The kinds of calls to which MPI takes device pointers.
+    """Kinds of calls in which MPI takes device pointers.
 
     Attributes:
-        messages: device pointers in sends and receives.
-        collectives: in MPI's own non-blocking collectives, too. Open MPI says that its are not CUDA-aware.
-        why: how we know.
+        messages: whether MPI takes them in sends and receives.
+        collectives: whether MPI takes them in its own non-blocking collectives, too. Open MPI says that its
+            collectives are not CUDA-aware.
+        why: source of this answer.
     """
 
     messages: bool
@@ -45,13 +46,13 @@ class Awareness(NamedTuple):
 
 
 class Library(NamedTuple):
-    """The facts about an MPI library that tell whether it is CUDA-aware.
+    """Facts about an MPI library that tell whether it is CUDA-aware.
 
     Attributes:
-        version: what ``MPI_Get_library_version`` says.
-        query: what its query function says; None if it has none.
-        kinds: the memory kinds of its world's info; empty if it does not say.
-        variable: reads a control variable, None where there is no such.
+        version: text of ``MPI_Get_library_version``.
+        query: answer of its query function; None if it has none.
+        kinds: memory kinds in the info of ``COMM_WORLD``; empty if it names none.
+        variable: function that reads a control variable; returns None where there is none of that name.
     """
 
     version: str
@@ -117,7 +118,7 @@ def _switched_off(environ: Mapping[str, str], library: Library) -> str | None:
 def _library() -> Library:
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
-    handle = ctypes.CDLL(MPI.__file__)  # its symbols, and those of the libmpi that it is linked to
+    handle = ctypes.CDLL(MPI.__file__)  # symbols of mpi4py, and of the libmpi that it is linked to
     info = MPI.COMM_WORLD.Get_info()
     kinds = info.Get("mpi_memory_alloc_kinds") or ""
     info.Free()

@@ -1,7 +1,7 @@
 """Encode, send, receive and decode on a device's memory; see :class:`~.data_path.carrier.Carrier`.
 
 All work is put on the operation's stream pair and is done in its order. The host reads a message's header and the
-first bytes of its payload; the CRC and the rest are checked on the device, which the operation's end reports.
+first bytes of its payload; the device checks the CRC and the rest, and the operation's end reports the outcome.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ class DeviceCarrier(DeviceReader):
     """Codec, transport and statistics of one operation on a device's memory."""
 
     def remember(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> DeviceMemory:
-        """Begin a step of the memory under a key and return it; use the codec of that step.
+        """Begin a step of the error-feedback memory under a key and return the memory; use the codec of that step.
 
-        Called in the first step.
+        Called in the operation's first step.
         """
         memory = self.memory(feedback, key, n, form)
         self.codec = self.codec.at_step(memory.begin(self.queue))
         return memory
 
     def memory(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> DeviceMemory:
-        """Return the memory under a key, in whose order the operation's work comes next."""
+        """Return the error-feedback memory under a key; the operation's work comes next in its order."""
         prepare_in_turn(FEEDBACK_MODULES, self._runtime)
         memory = feedback.device_memory(key, n, self.dtype, self.queue, form)
         memory.follow(self.queue)
         return memory
 
     def corrected(self, data: Flat, memory: Any, room: Any) -> Flat:
-        """Return data as a memory corrects it, in the accumulator's dtype."""
+        """Return data corrected by a memory, in the accumulator's dtype."""
         values = memory.correct(self._aligned_flat(data), self.queue, slice(0, data.size))
         return Flat(values, memory.kind, data.shape, True, False)
 
     def keep_lost(self, corrected: Flat, own: Any, memory: Any) -> None:
-        """Keep in the memory what ``own`` lacks of the corrected data, unless that is not finite."""
+        """Keep in the memory the corrected data minus ``own``, unless that is not finite."""
         memory.keep(corrected.data, own, self.queue, slice(0, corrected.size))
 
     # -- to a message --------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class DeviceCarrier(DeviceReader):
             return self._outgoing(encoded)
 
     def encode_odd(self, data: Flat, link: Link | None) -> Any:
-        """Start to encode an array, to a message of an odd number of bytes. One with a link is encoded on the host."""
+        """Start to encode an array to a message of odd length; arrays with a link are encoded on the host."""
         assert link is None
         queue = self.streams.queue
         with self.call.encoding():
@@ -81,7 +81,7 @@ class DeviceCarrier(DeviceReader):
         return message
 
     def encode_with_feedback(self, data: Any, memory: Any, span: slice) -> Any:
-        """Start to encode a span of data as ``memory`` corrects it."""
+        """Start to encode a span of data, corrected by ``memory``."""
         queue = self.streams.queue
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, memory.kind))
@@ -115,7 +115,7 @@ class DeviceCarrier(DeviceReader):
         return self.encode(narrow, dtype)
 
     def own_message(self, message: Any, n: int, dtype: DType) -> Any:
-        """Return a message of this rank's own, which is summed once it is sent: then its length and head are known."""
+        """Return this rank's own message, which is summed once it is sent: then its length and head are known."""
         own = Own(message.buffer)
         message.then.append(partial(self._learn, own, message, n, dtype))
         return own
@@ -139,7 +139,7 @@ class DeviceCarrier(DeviceReader):
         out: Any,
         plain: Sequence[Any] = (),
     ) -> Any:
-        """Start to sum messages and this rank's own part, to encode the sum, and to decode that."""
+        """Start to sum messages and this rank's own part, to encode the sum, and to decode the message."""
         acc = self._added(data, plain, messages, source)
         result = self.encode_sum(acc, dtype, ranks)
         if out is not None:
@@ -225,7 +225,7 @@ class DeviceCarrier(DeviceReader):
     # -- from a message ------------------------------------------------------------------------------
 
     def inbox_bytes(self, n: int, dtype: DType | None = None) -> int:
-        """Return the size of a buffer for a message of ``n`` elements: no more, since pinned memory is expensive."""
+        """Return the bytes of the longest message of ``n`` elements, and no more, since pinned memory is expensive."""
         return self.codec.bound(n, dtype or self.dtype)
 
     def decode(self, message: Any, out: Any, source: DType | None = None) -> None:
@@ -245,11 +245,11 @@ class DeviceCarrier(DeviceReader):
         """Do nothing: the queue frees an accumulator after the work that uses it."""
 
     def decode_own(self, message: Any, out: Any, source: DType | None = None) -> None:
-        """Write the values of a message of this rank's own to ``out``: now, or when its length and head are known."""
+        """Write the values of this rank's own message to ``out``: now, or when its length and head are known."""
         self._when_known(message, partial(self._decode_own, message, out, source or self.dtype))
 
     def decode_result(self, message: Any, out: Any, memory: Any, span: slice) -> None:
-        """Start to write what a message of an owner's sum means to ``out``."""
+        """Start to write the values of a message of an owner's sum to ``out``."""
         kind = self.dtype.accumulator
         if not memory.tracks:
             self.decode(message, out, kind)
@@ -262,7 +262,7 @@ class DeviceCarrier(DeviceReader):
         self._take_result(values, out, memory, span)
 
     def decode_own_result(self, message: Any, out: Any, memory: Any, span: slice) -> None:
-        """Start to decode the message of this rank's own sum to ``out``, as :meth:`decode_result` does of others."""
+        """Start to decode the message of this rank's own sum to ``out``, as :meth:`decode_result` does for others."""
         kind = self.dtype.accumulator
         if not memory.tracks:
             self.decode_own(message, out, kind)
@@ -301,7 +301,7 @@ class DeviceCarrier(DeviceReader):
             return Passing(message, HEADER_BYTES + self._see(message, n, dtype or self.dtype)[0].payload)
 
     def take(self, message: Any, nbytes: int, out: Any) -> int:
-        """Start to write the values of a message of any codec to the beginning of ``out``; return how many."""
+        """Start to write the values of a message of any codec to the beginning of ``out``; return their number."""
         message.buffer = message.buffer[:nbytes]
         with self.call.decoding(), self._naming(message):
             header, head = message.see()

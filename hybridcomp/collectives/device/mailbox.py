@@ -1,12 +1,12 @@
 """Send and receive the messages of an operation on a device's memory, each when it is ready.
 
-What is encoded becomes ready when an event says so: then its bytes are in pinned memory, and may be sent. What
-arrives is pinned, too, and read there by the host as far as its header and the beginning of its payload. A transport
-that takes device pointers sends from the device's memory and receives in it; only what the host has to see is copied.
+An encoded message becomes ready when an event says so: then its bytes are in pinned memory, and may be sent. A message
+that arrives is pinned, too, and the host reads its header and the beginning of its payload there. A transport that
+takes device pointers sends from the device's memory and receives in it; only the bytes that the host reads are copied.
 
     encode -> event -> copy -> event -> send        receive -> copy -> decode -> event -> buffers given back
 
-Nothing here waits: the engine polls, and :meth:`DeviceMailbox.poll` does what has become possible.
+Nothing here waits: the engine polls, and :meth:`DeviceMailbox.poll` does the work that has become possible.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _AT_ONCE = 1 << 16  # bytes: a message of unknown length is copied with its leng
 
 
 class Outgoing:
-    """An outgoing message that the device is writing.
+    """Outgoing message that the device is writing.
 
     Attributes:
-        buffer: where.
-        nbytes: of the message; None until they are known.
-        odd: send one byte more where their number is even.
-        then: called once it is ready, after it was sent.
-        fault: what the device had found in the messages that it is made of, once it is ready; 0 is nothing.
+        buffer: room for the message in the device's memory.
+        nbytes: bytes of the message; None until they are known.
+        odd: whether to send one byte more where their number is even.
+        then: functions called once the message is ready, after it was sent.
+        fault: fault that the device had found in the messages it is made of, once it is ready; 0 for none.
     """
 
     def __init__(self, streams: StreamPair, encoded: Encoded, wire_id: int, *, direct: bool) -> None:
         """Copy a message of a codec to pinned memory when the device has written it.
 
-        If ``direct``, only what the host sees of it, in case that it is decoded here.
+        If ``direct``, copy only the bytes that the host reads, in case the message is decoded here.
         """
         self.buffer = encoded.buffer
         self.nbytes = encoded.size
@@ -67,7 +67,7 @@ class Outgoing:
         self.fault = 0
         self._streams, self._direct = streams, direct
         self._status = streams.pool.pinned.take(4)
-        self._total = encoded.total  # until it is copied
+        self._total = encoded.total  # kept until it is copied
         self._word: ByteArray | None = None
         self._host: ByteArray | None = None
         self._ready = False
@@ -109,7 +109,7 @@ class Outgoing:
         assert self._host is not None
         assert self.nbytes is not None
         size, buffer = self.nbytes | self.odd, self.buffer
-        if self._direct:  # there is room for the byte of an odd message behind it
+        if self._direct:  # behind the message there is room for the byte that makes it odd
             return DeviceArray(buffer.runtime, buffer.ptr, size, np.uint8, buffer.owner)
         return self._host[:size]
 
@@ -140,12 +140,12 @@ class Outgoing:
 
 @dataclass(slots=True)
 class Arriving(Incoming):
-    """An incoming message.
+    """Incoming message of an operation on a device's memory.
 
     Attributes:
-        whole: the pool's buffer that ``buffer`` is the beginning of: pinned, or the device's.
-        opened: of a message in the device's memory, what :func:`open_message` wrote, once it is copied.
-        users: who still needs the buffer: the decoder, and each time that it is sent on.
+        whole: buffer of the pool that ``buffer`` is the beginning of: pinned, or the device's.
+        opened: copied result of :func:`open_message` for a message in the device's memory; else None.
+        users: number of uses that still need the buffer: the decoder, and each time that it is sent on.
     """
 
     buffer: Any
@@ -161,7 +161,7 @@ class Arriving(Incoming):
         """Return the header and the beginning of the payload, which drivers read, of a message that has arrived.
 
         Raises:
-            WireError: as :func:`hybridcomp.wire.peek`; or, in the device's memory, it is damaged.
+            WireError: as in :func:`hybridcomp.wire.peek`; or the message, in the device's memory, is damaged.
         """
         if self.opened is not None:
             return parse_opened(self.opened, self.buffer.size)
@@ -171,7 +171,7 @@ class Arriving(Incoming):
 
 @dataclass(slots=True)
 class Passing:
-    """A received message that is sent on."""
+    """Received message that is sent on."""
 
     source: Arriving
     nbytes: int
@@ -188,7 +188,7 @@ class Passing:
 
 @dataclass(slots=True)
 class Own:
-    """A message of this rank's own that will be summed: its buffer, and, once it is sent, its header and head."""
+    """This rank's own message, to be summed: its buffer, and, once it is sent, its header and head."""
 
     buffer: DeviceArray
     header: Header | None = None
@@ -205,7 +205,7 @@ class Own:
 
 
 class _Opening:
-    """The event that received messages' CRCs are checked on the device, and their beginnings copied to the host."""
+    """Event that received messages' CRCs are checked on the device, and their beginnings copied to the host."""
 
     def __init__(self, streams: StreamPair, messages: list[Arriving]) -> None:
         self._streams, self._messages = streams, messages
@@ -219,12 +219,12 @@ class _Opening:
                 opened = open_message(self._streams.queue, message.buffer)
                 copies.append((message.opened[:OPENED_BYTES], opened))
             self._event = self._streams.download(copies)
-            self._copies = copies  # what is copied lives until it is
+            self._copies = copies  # keeps sources and targets alive until they are copied
         return self._event.done()
 
 
 class _Fetching:
-    """The event that messages of ranks of this host, which may have sent descriptors, are in pinned memory."""
+    """Event that messages of ranks of this host, which may have sent descriptors, are in pinned memory."""
 
     def __init__(self, shm_peers: SharedMemoryPeers, messages: list[Arriving]) -> None:
         self._shm_peers, self._messages = shm_peers, messages
@@ -241,7 +241,7 @@ class _Fetching:
 
 
 class DeviceMailbox(Mailbox):
-    """The messages of one operation; it owns the operation's stream pair until :meth:`finish`."""
+    """Messages of one operation on a device's memory; owns the operation's stream pair until :meth:`finish`."""
 
     def __init__(self, transport: Transport, call: Call, streams: StreamPair, *, direct: bool) -> None:
         super().__init__(transport, call)
@@ -262,7 +262,7 @@ class DeviceMailbox(Mailbox):
         self._waiting.append((message, peers, tag))
 
     def forward(self, message: Any, peers: list[int], tag: int) -> None:
-        """Send on what arrived."""
+        """Send on a message that arrived."""
         message.source.users += 1
         self._transport.announce(len(peers))
         self._waiting.append((message, peers, tag))
@@ -285,7 +285,7 @@ class DeviceMailbox(Mailbox):
         return message
 
     def arrival(self, messages: Sequence[Any]) -> Pending:
-        """Return what to wait for until all of ``messages`` are here and their headers can be read."""
+        """Return the conditions to wait for until all of ``messages`` are here and their headers can be read."""
         events: list[Ready] = []
         if messages and self.direct:
             events.append(_Opening(self.streams, list(messages)))
@@ -300,12 +300,12 @@ class DeviceMailbox(Mailbox):
     # -- progress ------------------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Post the sends that have become ready, in order, and give back buffers that nobody uses any more."""
+        """Post the sends that have become ready, in order, and give back buffers that are no longer in use."""
         moved = False
         while self._waiting and self._waiting[0][0].done():
             message, peers, tag = self._waiting.popleft()
             if isinstance(message, Outgoing):
-                self._check(message.fault)  # nobody gets a sum of damaged messages
+                self._check(message.fault)  # no rank gets a sum of damaged messages
             data = message.wire()
             assert message.nbytes is not None
             self._call.wire_bytes += message.nbytes * len(peers)
@@ -329,7 +329,7 @@ class DeviceMailbox(Mailbox):
         return moved
 
     def finish(self) -> Steps:
-        """Wait until all is sent and decoded, give everything back, and look at what the decoders found.
+        """Wait until all is sent and decoded, give all buffers back, and check the decoders' status.
 
         Raises:
             WireError: a message was damaged.
@@ -340,7 +340,7 @@ class DeviceMailbox(Mailbox):
         queue = self.streams.queue
         last = self.streams.download([(word[:4], queue.status.view(np.uint8))])
         yield Pending([], [], events=[last], poll=self.poll)
-        # All sends and all of the device's work are done: what poll has not seen yet is, too.
+        # All sends and all of the device's work are done, also where poll has not seen that yet.
         for _, message in self._sent:
             self._gone(message)
         for _, arrived in self._retiring:
@@ -353,7 +353,7 @@ class DeviceMailbox(Mailbox):
         self._check(code)
 
     def _check(self, fault: int) -> None:
-        """Raise WireError for what the device has found."""
+        """Raise WireError if the device has found a fault."""
         if fault:
             raise WireError(
                 f"{self._call.op} on axis {self._call.axis!r}: rank {self._transport.rank} got a damaged "
@@ -381,7 +381,7 @@ class DeviceMailbox(Mailbox):
 
 
 class _Empty:
-    """An event that is done when no message waits to be sent any more."""
+    """Event that no message waits to be sent any more."""
 
     def __init__(self, waiting: deque[Any]) -> None:
         self._waiting = waiting

@@ -1,7 +1,7 @@
 """Read the messages of an operation on a device's memory; see :mod:`~hybridcomp.collectives.device.data_path`.
 
-The host sees a message's header and the first bytes of its payload, compares and names what is wrong; the device checks
-the CRC and the rest, which the operation's end reports.
+The host reads a message's header and the first bytes of its payload, compares them and names the differences; the
+device checks the CRC and the rest, and the operation's end reports the outcome.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Opened = tuple[Header, bytes, DeviceArray]
 
 
 class DeviceReader(Carrier):
-    """The stream pair and the mailbox of an operation on a device's memory, and its messages, opened."""
+    """Stream pair, mailbox and opened messages of an operation on a device's memory."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class DeviceReader(Carrier):
         direct: bool | None = None,
         others: Sequence[Codec] = (),
     ) -> None:
-        """Make a data path of ``buffers``, the caller's.
+        """Make a data path for the caller's ``buffers``.
 
         Compiles the kernels, or loads them, where that has not been done.
 
         Args:
-            transport, codec, dtype, call: as of a carrier.
-            buffers: whose owners' streams the operation follows.
-            direct: hand device pointers to the transport; None is what the transport says.
+            transport, codec, dtype, call: as in a carrier.
+            buffers: arrays on the device, whose owners' streams the operation follows.
+            direct: whether to hand device pointers to the transport; None to do as the transport says.
             others: codecs of messages that may come besides its own.
         """
         super().__init__(transport, codec, dtype, call)
@@ -78,7 +78,7 @@ class DeviceReader(Carrier):
 
     @property
     def streams(self) -> StreamPair:
-        """Return the operation's stream pair, whose work begins after what callers' streams had when this was made."""
+        """Return the operation's stream pair; its work follows the callers' streams' work of when this was made."""
         if self._streams is None:
             self._streams = stream_pool(self._runtime).pair_after(self._after)
         return self._streams
@@ -134,7 +134,7 @@ class DeviceReader(Carrier):
 
     @contextmanager
     def _naming(self, message: Arriving) -> Iterator[None]:
-        """Add to a WireError where it happened."""
+        """Add operation, axis and ranks to a WireError."""
         try:
             yield
         except WireError as error:
@@ -150,7 +150,7 @@ class DeviceReader(Carrier):
     def _host_bytes(self, message: Arriving) -> ByteArray:
         """Return a message in host memory.
 
-        Where MPI received in the device's memory this waits: only for unexpected messages.
+        Where MPI received in the device's memory, this waits for the device; it is called for unexpected messages only.
         """
         raw = message.buffer
         bytes_: ByteArray = self.streams.queue.read(raw) if isinstance(raw, DeviceArray) else raw

@@ -1,10 +1,10 @@
 """Pool a device's streams and staging memory for operations in flight.
 
-Each operation has a stream pair of its own, so that one which waits for gradients that are still being computed holds
-up no other. What the device is still using is used again only after an event says that it is done.
+Each operation has its own stream pair, so that an operation that waits for gradients still being computed holds up no
+other. Memory that the device is using is used again only after an event says that the device is done.
 
-Pools are safe to use from several threads: steps of operations over MPI run in one at a time, those over a process
-group of torch's in a thread of that group's.
+Pools are safe to use from several threads: steps of operations over MPI run in one thread at a time, steps over a
+process group of torch's in a thread of that group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Buffer = TypeVar("Buffer", ByteArray, DeviceArray)
 
 
 class Pool(Generic[Buffer]):
-    """A pool of buffers of a few sizes, reused: to allocate pinned memory takes milliseconds."""
+    """Pool of reused buffers of a few sizes: to allocate pinned memory takes milliseconds."""
 
     def __init__(self, make: Callable[[int], Buffer]) -> None:
         self._make: Callable[[int], Buffer] = make
@@ -30,7 +30,7 @@ class Pool(Generic[Buffer]):
         self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> Buffer:
-        """Return a buffer of at least ``nbytes`` that nobody uses; the caller may slice it, and gives it back whole."""
+        """Return an unused buffer of at least ``nbytes``; the caller may slice it, and gives it back whole."""
         step = 1 << max(12, (nbytes - 1).bit_length() - 3)
         size = -(-max(nbytes, 1) // step) * step
         with self._lock:
@@ -49,18 +49,18 @@ class Pool(Generic[Buffer]):
 
 
 class StreamPool:
-    """The pool of stream pairs and buffers of one device.
+    """Pool of stream pairs and buffers of one device.
 
     Attributes:
-        runtime: the device.
-        pinned: host memory.
-        memory: of the device, for MPI to receive in: in no stream's order.
+        runtime: runtime of the device.
+        pinned: pool of pinned host memory.
+        memory: pool of the device's memory for MPI to receive in, which is in no stream's order.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.pinned: Pool[ByteArray] = Pool(runtime.pinned)
-        # Memory that a stream's earlier work may still use is no place to receive in; on this stream there is none.
+        # MPI must not receive in memory that a stream's earlier work may still use; this stream has no work.
         idle, self._idle_owner = runtime.new_stream()
         self.memory: Pool[DeviceArray] = Pool(Queue(runtime, idle).empty)
         self._free: list[StreamPair] = []
@@ -75,16 +75,16 @@ class StreamPool:
         return pair
 
     def give(self, pair: StreamPair) -> None:
-        """Return a stream pair to the pool whose operation has ended well."""
+        """Return to the pool a stream pair whose operation has ended well."""
         self._free.append(pair)
 
 
 class StreamPair:
-    """Two streams: one for kernels and for copies to the device, one for copies from it, which run beside them.
+    """Pair of streams: one for kernels and copies to the device, one for copies from it, which run beside them.
 
     Attributes:
-        pool: the pool that it belongs to.
-        queue: of the first stream, with a status of the operation's own.
+        pool: pool that it belongs to.
+        queue: queue of the first stream, with a status for the operation alone.
     """
 
     def __init__(self, pool: StreamPool) -> None:
@@ -110,10 +110,10 @@ class StreamPair:
             self._runtime.copy(to.ptr, source.ctypes.data, source.size, self._main)
 
     def download(self, copies: Sequence[tuple[ByteArray, DeviceArray]]) -> Event:
-        """Start to copy, after the work that the streams have now, from the device to as many pinned bytes.
+        """Start to copy from the device to pinned bytes, after the work that the streams have now.
 
         Args:
-            copies: target and source of each; both must live until the event that is returned is done.
+            copies: target and source of each copy, equally long; both must live until the returned event is done.
         """
         self._runtime.follow(self._down, self.record())
         for to, source in copies:
@@ -123,7 +123,7 @@ class StreamPair:
 
 
 def callers_events(buffers: Iterable[DeviceArray]) -> list[Event]:
-    """Return events after what the streams that the buffers' owners are using have now."""
+    """Return events after the present work of the streams that the buffers' owners are using."""
     streams = {(b.runtime, b.runtime.current_stream(b.owner)) for b in buffers}
     return [runtime.record(stream) for runtime, stream in streams]
 

@@ -1,7 +1,8 @@
-"""Run operations on a device's memory on a copy in pinned memory of the host, whole.
+"""Run operations on a device's memory on a whole copy in the host's pinned memory.
 
-For what MPI does itself and cannot do on a device's pointers, and for codecs that have no kernels there: correct, and
-as fast as the copies let it be. (What a codec's kernels encode crosses encoded: :mod:`~.device.data_path`.)
+This serves MPI's own operations that MPI cannot do on a device's pointers, and codecs that have no kernels for the
+device: correct, and as fast as the copies let it be. (Arrays of a codec with kernels cross encoded:
+:mod:`~.device.data_path`.)
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ def through_host(
     """Run an operation on host copies of its buffers.
 
     Args:
-        transport: keeps the copies if the operation fails.
-        device: the caller's buffers.
-        send, recv: what the operation reads and writes, if anything.
-        run: the operation, on what takes the place of ``send`` and ``recv``.
-        loads: it reads ``recv``, too.
-        written: asked when it has ended: first byte and length of each part of ``recv`` that it wrote; None is all.
-        after: the device's events that it follows; None is all that the callers' streams have at its first step.
+        transport: transport, which keeps the copies if the operation fails.
+        device: buffers of the caller.
+        send, recv: buffers that the operation reads and writes, if any.
+        run: function that runs the operation on the copies of ``send`` and ``recv``.
+        loads: whether it reads ``recv``, too.
+        written: function called when it has ended: returns the first byte and length of each part of ``recv`` that it
+            wrote; None if it wrote all.
+        after: events of the device that it follows; None for all work of the callers' streams at its first step.
     """
     events = callers_events(device) if after is None else after
     streams = stream_pool(device[0].runtime).pair_after(events)

@@ -15,7 +15,7 @@ from hybridcomp.errors import MismatchError, WireError
 
 
 class Fault(IntEnum):
-    """The reasons why an execution failed; ``Fault`` of kernels/engine/execution.hpp."""
+    """Reasons why an execution failed; ``Fault`` of kernels/engine/execution.hpp has the same numbers."""
 
     MESSAGE = 1
     LENGTH = 2
@@ -29,13 +29,13 @@ def error_of(failure: tuple[Any, ...], coder: Coder) -> Exception:
     """Return the exception for a failed run.
 
     Args:
-        failure: of ``EngineRun.failure``.
-        coder: of the operation: its codec, transport and statistics.
+        failure: result of ``EngineRun.failure``.
+        coder: codec, transport and statistics of the operation.
     """
     fault, step, peer, code, count, dtype, nbytes, message = failure
     what = f"{coder.call.op} on axis {coder.call.axis!r}: rank {coder.transport.rank}"
     if fault == Fault.MESSAGE:
-        sizes = not DType(dtype).is_float  # of messages, which no codec has encoded
+        sizes = not DType(dtype).is_float  # the message holds sizes of messages, which no codec has encoded
         opener = coder.alike(codec=NONE, dtype=DType(dtype)) if sizes else coder
         try:
             opener.open(np.frombuffer(message, np.uint8), count, peer, DType(dtype))

@@ -1,4 +1,4 @@
-"""Join the ranks of a communicator in the engine: those of this host by shared memory, the others by MPI."""
+"""Join the ranks of a communicator in the engine: ranks of this host by shared memory, the others by MPI."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def join_for_messages(comm: MPI.Comm) -> Any:
     """Make the engine's group for single messages between ranks that have had one from here before.
 
     Args:
-        comm: whose ranks; the caller's own messages are on it, too, and MPI matches all of them.
+        comm: communicator of the ranks; it carries the caller's own messages, too, and MPI matches all of them.
     """
     return native_engine().engine_group(MPI._handleof(comm), comm.Get_rank(), comm.Get_size(), True)
 
@@ -61,14 +61,14 @@ def join(comm: MPI.Comm, node: MPI.Comm) -> Any:
     """Make the engine's group of a communicator. Collective.
 
     Args:
-        comm: whose ranks; nobody else sends on it.
-        node: those of this host.
+        comm: communicator of the ranks; nothing else sends on it.
+        node: communicator of its ranks on this host.
 
     Returns:
         The compiled module's ``EngineGroup``.
     """
     module = native_engine()
-    # Before the first group of any kind: messages of operations in flight must not change where they lie.
+    # Before the first group of any kind: messages of operations in flight must not change their place.
     arena = _own_arena() if shares_memory() else None
     group = module.engine_group(MPI._handleof(comm), comm.Get_rank(), comm.Get_size(), False)
     if node.size == 1:

@@ -1,8 +1,8 @@
 """Run sends and receives of single messages in the compiled engine, framed as in :mod:`.framing`.
 
 MPI matches such messages with the caller's own, in the order in which they are posted: each is posted before its start
-returns, and who waits in line to be posted (:mod:`~.execution.post_queue`) is not overtaken, since the caller
-comes here only where nobody does.
+returns, and overtakes no operation that waits to be posted (:mod:`~.execution.post_queue`), since the caller comes here
+only where none waits.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from hybridcomp.schedules.topology import Topology
 
 _PAIR = Topology((0, 1))  # the sender and the receiver
 _MOST_PROGRAMS = 1024
-_MOST_BYTES = (1 << 31) - 1  # that MPI's counts reach
+_MOST_BYTES = (1 << 31) - 1  # the largest count of MPI
 
 
 class MessagePrograms:
-    """The compiled sends and receives of one communicator, by their data; each start gives peer and tag.
+    """Compiled sends and receives of one communicator, by codec, dtype and count; each start gives peer and tag.
 
     Args:
-        group: of :func:`~hybridcomp.collectives.engine.groups.join_for_messages`.
+        group: group that :func:`~hybridcomp.collectives.engine.groups.join_for_messages` made.
     """
 
     def __init__(self, group: Any) -> None:
@@ -45,16 +45,16 @@ class MessagePrograms:
         self._programs: dict[tuple[Any, ...], Any] = {}
 
     def send(self, codec: Codec, dtype: DType, count: int) -> Any:
-        """Return the program that encodes and sends; None where the engine does not do it."""
+        """Return the program that encodes and sends; None where the engine does not run it."""
         return self._find(0, codec, (codec,), dtype, count)
 
     def recv(self, codecs: Iterable[Codec], dtype: DType, count: int) -> Any:
-        """Return the program that receives at most ``count`` elements; None where the engine does not do it.
+        """Return the program that receives at most ``count`` elements; None where the engine does not run it.
 
         Args:
-            codecs: those that the sender may use.
-            dtype: of the elements.
-            count: for which there is room.
+            codecs: codecs that the sender may use.
+            dtype: dtype of the elements.
+            count: number of elements for which there is room.
         """
         return self._find(1, NONE, tuple(codecs), dtype, count)
 
@@ -82,12 +82,12 @@ def sending(program: Any, data: Flat, dest: int, tag: int, carrier: Carrier) -> 
     """Send an array in host memory; it is encoded and posted in the first step.
 
     Args:
-        program: of :meth:`MessagePrograms.send`.
-        data: to send.
+        program: result of :meth:`MessagePrograms.send`.
+        data: array to send.
         dest, tag: as in MPI; ``dest`` has had a message from here before.
         carrier: transport and statistics.
     """
-    # It is encoded at once, however long that takes: what the caller sends next must not overtake it.
+    # The data are encoded at once, however long that takes: the caller's next message must not overtake this one.
     run = started(program, data, None, math.inf, envelope=(dest, tag))
     with carrier.transport.keeping((run, data)):
         yield from awaited(run, carrier)
@@ -97,28 +97,28 @@ def receiving(program: Any, out: Flat, source: int, tag: int, status: MPI.Status
     """Receive into an array in host memory, posted in the first step.
 
     Args:
-        program: of :meth:`MessagePrograms.recv`.
-        out: has the room.
+        program: result of :meth:`MessagePrograms.recv`.
+        out: array to receive into.
         source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
-        status: filled as by :func:`~hybridcomp.collectives.data_path.framing.receive_message`.
+        status: status to fill as :func:`~hybridcomp.collectives.data_path.framing.receive_message` does.
         carrier: transport and statistics.
 
     Raises:
-        WireError, MismatchError: as there.
+        WireError, MismatchError: as in that function.
     """
     run = started(program, None, out, math.inf, envelope=(source, tag))
     yield from received(run, out, status, carrier)
 
 
 def received(run: Any, out: Flat, status: MPI.Status, carrier: Carrier) -> Steps:
-    """Wait for a receive that was started, and end it as :func:`receiving` does."""
+    """Wait for a started receive, and end it as :func:`receiving` does."""
     with carrier.transport.keeping((run, out)):
         yield from ended(run)
         raw = run.status()
         ctypes.memmove(MPI._addressof(status), raw, len(raw))
         failure = run.failure()
         if failure is not None and failure[0] == Fault.MESSAGE:
-            # Damaged, too long, or of a codec that compiled code does not know.
+            # The message is damaged, too long, or by a codec that compiled code does not know.
             whole = np.frombuffer(failure[-1], np.uint8)
             message = Incoming(status.Get_source(), whole, MPI.REQUEST_NULL)
             p2p.take_message(carrier, message, whole.size, out, status)

@@ -40,7 +40,7 @@ def native_engine() -> Any:
 
 
 def _error_offset() -> int:
-    """Find where a status has its error, of which the standard sets the name only."""
+    """Find the offset of the error in a status, of which the standard sets the name only."""
     status = MPI.Status()
     status.Set_error(_PATTERN)
     raw = ctypes.string_at(MPI._addressof(status), MPI._sizeof(MPI.Status))

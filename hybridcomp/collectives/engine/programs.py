@@ -30,11 +30,11 @@ from hybridcomp.schedules.schedule import Schedule
 
 _MOST_PROGRAMS = 1024
 _FOLDS = ("", *FOLDS)  # as kernels/engine/fold.hpp numbers them
-START_SECONDS = 5e-6  # that an operation computes before its start returns
+START_SECONDS = 5e-6  # time that an operation computes before its start returns
 
 
 class Ended:
-    """The event that a run has ended."""
+    """Event that a run has ended."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -45,11 +45,11 @@ class Ended:
 
 
 class Programs:
-    """The compiled schedules of one communicator.
+    """Compiled schedules of one communicator.
 
     Args:
-        group: the engine's.
-        schedules: of the communicator.
+        group: group of the engine.
+        schedules: schedules of the communicator.
     """
 
     def __init__(self, group: Any, schedules: Schedules) -> None:
@@ -62,12 +62,12 @@ class Programs:
         return int(self.group.reserve())
 
     def find(self, key: OperationKey, algorithm: str | None = None, *, alone: bool = False) -> Any:
-        """Return the program of an operation; None where the engine does not do it.
+        """Return the program of an operation; None where the engine does not run it.
 
         Args:
-            key: the operation.
-            algorithm: the caller's, for what is compressed; None to choose.
-            alone: without Python, where nobody would compute a step for it.
+            key: key of the operation.
+            algorithm: algorithm that the caller asks for if the operation is compressed; None to choose.
+            alone: whether the program must do without steps in Python, where no thread would compute them.
 
         Returns:
             A :class:`~hybridcomp.collectives.engine.python_steps.PythonProgram` where Python computes steps, else
@@ -89,14 +89,14 @@ class Programs:
         return program
 
     def find_joined(self, key: OperationKey, extents: Extents) -> Any:
-        """Return the program of one operation on parts of an array, each carried as by itself.
+        """Return the program of one operation on parts of an array, each carried as if by itself.
 
         Args:
-            key: the operation, with the elements of each part as its counts.
-            extents: of each part, where it begins, and its elements.
+            key: key of the operation, with the element count of each part as its counts.
+            extents: first element and element count of each part.
 
         Returns:
-            The compiled module's ``EngineProgram``; None where the engine does not do it, or not without Python.
+            The compiled module's ``EngineProgram``; None where the engine does not run it, or not without Python.
         """
         entry = (key, extents)
         program = self._programs.get(entry)
@@ -146,14 +146,14 @@ def compiled(
     """Compile a schedule.
 
     Args:
-        group: the engine's.
-        schedule: of one rank.
-        codec: of its messages; None where they are the elements as they are.
-        dtype: of the caller's elements.
-        sizes: elements of the send buffer and of the receive buffer.
-        fold: of :class:`OperationKey`.
-        framed: of a send or receive, bytes of the longest message; its peer and tag are given at its start.
-        bounds: where Python encodes, of each slot the bytes of its longest message.
+        group: group of the engine.
+        schedule: schedule of one rank.
+        codec: codec of its messages; None where they are the elements as they are.
+        dtype: dtype of the caller's elements.
+        sizes: element counts of the send buffer and of the receive buffer.
+        fold: as in :class:`OperationKey`.
+        framed: bytes of the longest message of a send or receive, whose peer and tag are given at its start; else 0.
+        bounds: bytes of each slot's longest message where Python encodes; else None.
 
     Returns:
         The compiled module's ``EngineProgram``.
@@ -203,19 +203,19 @@ def running(
     *,
     codec: Codec | None = None,
 ) -> Steps:
-    """Run a program on two arrays in host memory, with a memory of error feedback whose step has begun.
+    """Run a program on two arrays in host memory, with an error-feedback memory whose step has begun.
 
     Args:
-        program: of :meth:`Programs.find`.
-        first: the numbers that the group has reserved for it.
+        program: result of :meth:`Programs.find`.
+        first: first of the message numbers that the group has reserved for the run.
         send, recv: the arrays; None where the program uses none.
-        carrier: of the operation, with the codec of the step.
-        memory: of error feedback.
-        codec: that the program was compiled for; None is the carrier's.
+        carrier: carrier of the operation, with the codec of the step.
+        memory: error-feedback memory; None for none.
+        codec: codec that the program was compiled for; None for the carrier's.
 
     Raises:
-        WireError, MismatchError: from a peer's message.
-        Exception: whatever a step of Python's has raised.
+        WireError, MismatchError: a peer's message is damaged or unexpected.
+        Exception: the error of a step in Python.
     """
     steps, handle = None, program
     if isinstance(program, PythonProgram):
@@ -245,10 +245,10 @@ def started(
     Args:
         handle: the compiled module's ``EngineProgram``.
         send, recv: the arrays; None where the program uses none.
-        seconds: that it computes at most before this returns.
-        first: the numbers that its group has reserved for it.
-        memory: of error feedback, whose step has begun.
-        envelope: of a framed message, its peer and tag.
+        seconds: time for which it computes at most before this returns.
+        first: first of the message numbers that its group has reserved for the run.
+        memory: error-feedback memory, whose step has begun; None for none.
+        envelope: peer and tag of a framed message; else None.
 
     Returns:
         The compiled module's ``EngineRun``.
@@ -263,14 +263,14 @@ def started(
 
 
 def ended(run: Any) -> Steps:
-    """Wait for a run."""
+    """Wait until a run has ended."""
     if not run.done():
         run.watch()
         yield Pending([], [], events=[Ended(run)], run=run)
 
 
 def awaited(run: Any, coder: Coder) -> Steps:
-    """Wait for a run, count what it did, and raise what went wrong."""
+    """Wait until a run has ended, raise its error, or count its work."""
     yield from ended(run)
     failure = run.failure()
     if failure is not None:

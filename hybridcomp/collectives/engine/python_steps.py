@@ -1,8 +1,8 @@
-"""Compute the steps of schedules that need a codec without a native encoder, or with none for such sums.
+"""Compute in Python the steps of schedules whose codec has no native encoder, or none for such sums.
 
-The compiled engine runs the schedule and checks what arrives. A step that needs the codec it puts aside, and whoever
-polls the operation takes it, computes it here, and answers with the bytes of the message that it made. Steps work on
-the caller's arrays and on the engine's blocks, which are used again once nobody refers to them.
+The compiled engine runs the schedule and checks messages that arrive. It puts aside the steps that need the codec; the
+thread that polls the operation takes each, computes it here, and answers with the bytes of the message that it made.
+Steps work on the caller's arrays and on the engine's blocks, which are used again once nothing refers to them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from hybridcomp.collectives.execution.widths import narrow
 from hybridcomp.native import kernels
 from hybridcomp.schedules.schedule import Buffer, Kind, Schedule, Slot, Span, Step
 
-# That the engine computes with an answer, so that what follows from it can be asked for.
+# Time for which the engine computes after an answer, so that the steps that follow from it can be asked for.
 _ANSWER_SECONDS = 100e-6
 
 
 class PythonProgram(NamedTuple):
-    """Hold a compiled schedule with steps for Python.
+    """Compiled schedule with steps for Python.
 
     Attributes:
         handle: the compiled module's ``EngineProgram``.
-        schedule: that it was made from.
+        schedule: schedule that it was made from.
     """
 
     handle: Any
@@ -42,7 +42,7 @@ class PythonProgram(NamedTuple):
 
 def needs_python(codec: Codec, dtype: DType, *, sums: bool) -> bool:
     """Tell whether Python encodes and decodes the messages of an operation."""
-    # The values of sparse codecs are not widened by compiled code.
+    # Compiled code does not widen the values of sparse codecs.
     unwidened = sums and isinstance(codec, SparseCodec) and dtype is not dtype.accumulator
     return codec.encoder is None or unwidened
 
@@ -54,7 +54,7 @@ def message_bounds(schedule: Schedule, codec: Codec, dtype: DType) -> array[int]
 
 
 def at_step(program: PythonProgram | Any, codec: Codec, dtype: DType) -> Any:
-    """Return a program's ``EngineProgram`` with the codec of a step, which may differ from that of other steps.
+    """Return a program's ``EngineProgram`` with the codec of a training step, which may differ between steps.
 
     Raises:
         ValueError: the program's steps need an encoder, and this codec has none.
@@ -66,13 +66,13 @@ def at_step(program: PythonProgram | Any, codec: Codec, dtype: DType) -> Any:
 
 
 class PythonSteps:
-    """Compute the steps of one run that need Python; its operation waits for this.
+    """Steps of one run that Python computes; the operation waits for this object.
 
     Args:
-        schedule: of the run's program.
+        schedule: schedule of the run's program.
         send, recv: the caller's arrays; None where the schedule uses none.
-        carrier: of the operation, with the codec of the memory's step.
-        memory: of error feedback, whose step has begun.
+        carrier: carrier of the operation, with the codec of the memory's step.
+        memory: error-feedback memory, whose step has begun; None for none.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class PythonSteps:
         self._error: BaseException | None = None
 
     def until_ended(self, run: Any) -> Steps:
-        """Compute what the run asks for, until it has ended.
+        """Compute the steps that the run asks for, until it has ended.
 
         Raises:
-            Exception: whatever a step has raised.
+            Exception: the error of a step.
         """
         self._run = run
         if not run.done():
@@ -108,7 +108,7 @@ class PythonSteps:
         return bool(self._run.done())
 
     def poll(self) -> bool:
-        """Compute the next step; return whether there was one. What it raises ends the run, and then the wait."""
+        """Compute the next step; return whether there was one. An error in it ends the run, and then the wait."""
         taken = kernels().engine_take(self._run)
         if taken is None:
             return False
@@ -123,16 +123,16 @@ class PythonSteps:
         return True
 
     def _compute(self, step: Step, out: ByteArray, scratch: ByteArray, *messages: ByteArray) -> int:
-        """Compute a step in memory of the engine, valid for the call.
+        """Compute a step in the engine's memory, valid for the call.
 
         Args:
-            step: of the schedule.
-            out: room for the message that it makes.
-            scratch: the scratch memory, if it uses that.
-            messages: that it reads.
+            step: step of the schedule.
+            out: uint8 room for the message that the step makes.
+            scratch: scratch memory, if the step uses it.
+            messages: messages that the step reads.
 
         Returns:
-            Bytes of the message that it has made, 0 if it makes none.
+            Bytes of the message that the step has made, 0 if it makes none.
         """
         own, result = self._span(step.span, scratch), self._span(step.out, scratch)
         call, codec = self._carrier.call, self._carrier.codec
@@ -211,7 +211,7 @@ class PythonSteps:
         return nbytes
 
     def _take(self, raw: ByteArray, step: Step, result: Flat) -> None:
-        """Write what a checked message means, for a memory where the step has one."""
+        """Write the values of a checked message to the result, and to the memory where the step has one."""
         codec, memory = self._carrier.codec, self._memory
         if step.memory < 0 or memory is None or not memory.tracks:
             codec.decode_many([raw], [result.data], result.dtype, stream=self._stream(step))

@@ -1,4 +1,4 @@
-"""Make operations progress in a background thread while nobody waits for them."""
+"""Make operations progress in a background thread while no thread waits for them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hybridcomp.native import kernels
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.progress import Engine
 
-# Its polls are further apart than those of who waits: others compute meanwhile.
+# The background polls less often than a waiting thread: other threads compute meanwhile.
 _SHARE = 1 / 4
 _MIN = 300e-6
-_ASIDE = 0.1  # at most, while the foreground polls
-_IDLE = 0.1  # between polls of notices while nothing is in flight
-# So often, for so long, it looks for operations after it was woken: to wake a thread costs whoever starts an
-# operation more than all else that the start does in Python.
+_ASIDE = 0.1  # seconds between polls, at most, while the foreground polls
+_IDLE = 0.1  # seconds between polls of notices while nothing is in flight
+# Interval and duration of the looks for operations after the thread was woken: to wake it costs the thread that starts
+# an operation more than all else that the start does in Python.
 _DOZE = 1e-3
 _DOZING = 3e-3
 _FOR_EVER = 3600.0
@@ -28,7 +28,7 @@ _STOP_SECONDS = 10.0  # a poll takes far less; a callback of the caller's may ne
 
 
 class Background:
-    """A thread that polls an engine while operations are in flight for which nobody waits."""
+    """Thread that polls an engine while operations are in flight for which no thread waits."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -39,7 +39,7 @@ class Background:
         self.wake = self._begin
 
     def _begin(self) -> None:
-        """Start the thread; from then on ``wake`` has it poll, soon or now."""
+        """Start the thread; from then on ``wake`` makes it poll, soon or now."""
         with self._starting:
             if self._thread is None:
                 self._alarm = kernels().Alarm(_DOZE, _DOZING)
@@ -47,7 +47,7 @@ class Background:
                 try:
                     thread.start()
                 except RuntimeError:
-                    return  # no more threads: who waits makes progress, and the next start tries again
+                    return  # no more threads: a waiting thread makes progress, and the next start tries again
                 self._thread = thread
                 atexit.register(self._engine.stop)
                 self.wake = self._alarm.ring
@@ -64,7 +64,7 @@ class Background:
         while not self._stopping:
             try:
                 self._go_on()
-            except BaseException as error:  # nobody else goes on with what is in flight
+            except BaseException as error:  # no other thread goes on with the operations in flight
                 report(error, "hybridcomp's progress thread")
 
     def _go_on(self) -> None:
@@ -80,7 +80,7 @@ class Background:
 
 
 class Attended:
-    """A block of code whose thread waits next."""
+    """Block of code whose thread waits next."""
 
     __slots__ = ("_engine",)
 

@@ -1,4 +1,4 @@
-"""End an operation: say that it has ended, with which error, and call whoever wants to know."""
+"""End an operation: note that it has ended, with which error, and run its callbacks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.unraisable import report
 
-# What error messages call an operation, written out only if one is made: its kind and sequence number; of its
-# communicator the axis, this rank, and how many there are.
+# Name of an operation in error messages, put into words only if one is made: its kind and sequence number; the axis of
+# its communicator, this rank, and the number of ranks.
 Name = tuple[str, int, str, int, int]
 _NAMED = "{} number {} on axis {!r}, rank {} of {}"
 
@@ -18,20 +18,20 @@ _lock = threading.Lock()
 
 
 def in_words(what: str | Name) -> str:
-    """Return a name as error messages have it."""
+    """Return a name in the words of error messages."""
     return what if isinstance(what, str) else _NAMED.format(*what)
 
 
 class Completion:
-    """An operation that ends once.
+    """Operation that ends once.
 
     Attributes:
-        done: it has ended, well or not, and its callbacks have run.
-        exception: the error it ended with.
+        done: whether it has ended, well or not, and its callbacks have run.
+        exception: error that it ended with; None if it ended well.
     """
 
     def __init__(self, what: str | Name) -> None:
-        """Make an operation that has not ended, of that name."""
+        """Make an operation named ``what`` that has not ended."""
         self.done = False
         self.exception: BaseException | None = None
         self._what = what
@@ -44,13 +44,13 @@ class Completion:
 
     @property
     def name(self) -> Name | None:
-        """Return the parts of its name; None where it has only words."""
+        """Return the parts of the operation's name; None where the name is only words."""
         return None if isinstance(self._what, str) else self._what
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> None:
         """Call ``fn(self)`` when the operation ends, or at once if it has; no lock is held in the call.
 
-        Whoever waits for the operation returns only after its callbacks. What one raises goes to
+        A thread that waits for the operation returns only after its callbacks. An error that one raises goes to
         ``sys.unraisablehook``.
         """
         with deferral, _lock:
@@ -70,7 +70,7 @@ class Completion:
                 fn = self._callbacks.pop(0)
             try:
                 self._call(fn)
-            except BaseException as error:  # of a signal that came while the callback waited
+            except BaseException as error:  # a signal's handler raised it while the callback waited
                 interrupted = error
         if interrupted is not None:
             raise interrupted

@@ -16,31 +16,31 @@ if TYPE_CHECKING:
     from hybridcomp.collectives.execution.progress import Engine
     from hybridcomp.collectives.execution.request import Request
 
-_YIELDS = 20  # polls that only give up the time slice, before waiting begins to sleep
-# Between polls a waiter sleeps for a sixteenth of the time that nothing has happened: late by six per cent at
-# most, and many ranks waiting long for a slow link leave the cores to those that compute.
+_YIELDS = 20  # polls that only give up the time slice, before a waiting thread begins to sleep
+# Between polls a waiting thread sleeps for a sixteenth of the time for which nothing has happened: it is late by six
+# per cent at most, and many ranks that wait long for a slow link leave the cores to threads that compute.
 _SLEEP_SHARE = 1 / 16
 SLEEP_MIN = 20e-6
 _SLEEP_MAX = 4e-3
 # A thread that has waited long polls less often even where much happens: the next messages are on their way meanwhile.
 _AGE_SHARE = 1 / 400
-# A thread that waits beside others which compute.
+# For a thread that waits beside others that compute.
 _ASIDE_MIN = 500e-6
-LISTEN = 5e-3  # between polls of notices while operations wait
-_NATIVELY = 20e-3  # in compiled code, before notices are polled, and signals answered
+LISTEN = 5e-3  # seconds between polls of notices while operations wait
+_NATIVELY = 20e-3  # seconds of waiting in compiled code before notices are polled and signals answered
 
 
 class Foreground:
-    """The threads that wait for operations of an engine: each polls it, or leaves MPI's requests to compiled code."""
+    """Threads that wait for operations of an engine: each polls it, or leaves MPI's requests to compiled code."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting = 0  # threads
-        self._run: Any = None  # that a thread waits for in compiled code
+        self._run: Any = None  # run that a thread waits for in compiled code
 
     @property
     def waits(self) -> bool:
-        """Tell whether some thread waits, and makes progress."""
+        """Tell whether some thread waits and makes progress."""
         return self._waiting > 0
 
     def wait(self, request: Request, timeout: float | None) -> None:
@@ -59,7 +59,7 @@ class Foreground:
         began = time.monotonic()
         deadline = None if timeout is None else began + check_timeout(timeout)
         if request.run is not None and not request.done and (timeout is None or timeout > _NATIVELY):
-            # What nobody has polled yet is left to compiled code, which needs no lock of the engine's.
+            # A run that no thread has polled yet is left to compiled code, which needs no lock of the engine.
             self._waiting += 1
             try:
                 self._wait(request.run)
@@ -75,11 +75,11 @@ class Foreground:
             self._attend(ended, request, began=began)
 
     def attend(self, until: Callable[[], bool], *, aside: bool = False) -> None:
-        """Poll in this thread until a condition holds, tested after every poll; what it raises ends this, too.
+        """Poll in this thread until a condition holds, tested after every poll; an error in it ends this, too.
 
         Args:
             until: the condition.
-            aside: other threads of this process compute meanwhile: poll less often.
+            aside: whether other threads of this process compute meanwhile: poll less often.
         """
         recorder = trace.recorder
         began = 0.0 if recorder is None else time.perf_counter()
@@ -117,11 +117,11 @@ class Foreground:
             self._engine.hand_over()
 
     def wait_natively(self, request: Request | None = None, waited: float = 0.0) -> bool:
-        """Wait for an operation of the compiled engine, if nothing else is in flight; return whether it was so.
+        """Wait for an operation of the compiled engine if nothing else is in flight; return whether that was so.
 
         Args:
-            request: the operation; None is any.
-            waited: seconds that this thread has waited for it.
+            request: request of the operation; None for any operation.
+            waited: seconds for which this thread has waited for it.
         """
         engine = self._engine
         runs = [active._pending.run for active in engine._active]
@@ -141,16 +141,16 @@ class Foreground:
             self._run = None
 
     def recall(self) -> None:
-        """Have a thread that waits in compiled code look at what has been started."""
+        """Make a thread that waits in compiled code look at newly started operations."""
         run = self._run
         if run is not None:
             run.recall()
 
     def _wait_for_messages(self, least: float) -> bool:
-        """Wait until one of the messages that operations wait for is there, for some milliseconds at most.
+        """Wait until a message that operations wait for is there, for some milliseconds at most.
 
         Returns:
-            Whether it has: not if there is more to poll, or another thread polls.
+            Whether it has waited: not if there is more to poll, or another thread polls.
         """
         engine = self._engine
         if not engine._lock.acquire(blocking=False):
@@ -168,5 +168,5 @@ class Foreground:
             engine._lock.release()
 
     def pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
-        """Return the seconds between two polls: at least so many, and a share of the time that nothing has moved."""
+        """Return the seconds between two polls: at least ``least``, and a share of the time without any progress."""
         return min(max(least, self._engine.quiet() * share), _SLEEP_MAX)

@@ -1,6 +1,7 @@
-"""Run MPI's own operations for what is not compressed, with the casts that MPI's reductions need.
+"""Run MPI's own operations for uncompressed messages, with the casts that MPI's reductions need.
 
-MPI matches collectives in the order in which they are posted: each takes a ticket, since some wait for a device first.
+MPI matches collectives in the order in which they are posted: each takes a ticket, since some wait for a device
+    before they post.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ AVG = "avg"
 
 
 def reduction_of(op: MPI.Op | str) -> str:
-    """Return ``"sum"``, ``"avg"``, or ``""`` for all else."""
+    """Return the engine's name of a reduction: ``"sum"``, ``"avg"``, or ``""`` for all others."""
     return "avg" if op == AVG else "sum" if op == MPI.SUM else ""
 
 
@@ -38,11 +39,11 @@ def native(
     """Start one of MPI's own non-blocking operations, after ``events``, and wait for it.
 
     Args:
-        post: starts it.
-        ticket: this operation's.
-        events: to wait for first.
-        peer: the rank that it is with; -1 is all.
-        status: where to put its own.
+        post: function that starts the operation.
+        ticket: ticket of this operation.
+        events: events to wait for first.
+        peer: rank at the other end; -1 for all ranks.
+        status: status to fill.
     """
     request = yield from ticket.post(post, events)
     sends = peer != -1 and status is None
@@ -60,13 +61,13 @@ def reduce_native(
     """Run one of MPI's reductions; float16 and bfloat16, which MPI lacks, are reduced in float32.
 
     Args:
-        post: starts the operation on a send buffer (``MPI.IN_PLACE`` where ``recv`` holds the data) and a
-            receive buffer, both as mpi4py specifications.
-        send: this rank's values.
-        recv: the result; None where this rank gets none.
-        divide_by: for an average, the number of ranks; else 1.
-        ticket: this operation's.
-        events: to wait for first; of buffers on a device, whose dtype MPI reduces, and no averages.
+        post: function that starts the operation on a send buffer (``MPI.IN_PLACE`` where ``recv`` holds the data) and
+            a receive buffer, both as mpi4py specifications.
+        send: values of this rank.
+        recv: buffer of the result; None where this rank gets none.
+        divide_by: number of ranks for an average; else 1.
+        ticket: ticket of this operation.
+        events: events to wait for first, of buffers on a device; only for dtypes that MPI reduces, not for averages.
     """
     dtype = send.dtype.accumulator
     half = send.dtype in _HALF

@@ -1,4 +1,4 @@
-"""Say what operations are in flight, for ``hybridcomp top``: takes no lock that an operation holds for long."""
+"""List the operations in flight, for ``hybridcomp top``; take no lock that an operation holds for long."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hybridcomp.top.snapshot import InFlight
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.request import Request
 
-_ASKED_AFTER = 0.1  # seconds: what is younger is not asked what it waits for
+_ASKED_AFTER = 0.1  # seconds: a younger operation is not asked which ranks it waits for
 _MOST_ASKED = 8
 
 
 def in_flight(requests: Iterable[Request], ranks: Sequence[int]) -> list[InFlight]:
-    """Return what is said of operations of one communicator.
+    """Return the entries of ``hybridcomp top`` for operations of one communicator.
 
     Args:
-        requests: of the operations.
-        ranks: of the job, by rank of the communicator; negative for one that is not the job's.
+        requests: requests of the operations.
+        ranks: rank in the job of each rank of the communicator; negative for one of another job.
     """
     now, wall = time.monotonic(), time.time()
     found: list[InFlight] = []

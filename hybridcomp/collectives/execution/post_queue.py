@@ -1,7 +1,7 @@
 """Post MPI calls in the order in which their operations were started.
 
 MPI matches the collectives of a communicator, and messages of one tag, in the order in which they are posted. An
-operation that waits for a device before it posts would be overtaken by one that need not: so both take a ticket.
+operation that waits for a device before it posts would be overtaken by one that need not wait: so both take a ticket.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Posted = Generator[Pending, None, MPI.Request]
 
 
 class PostQueue:
-    """The queue of the operations of one MPI communicator that have not posted yet; for steps, which run one at a time.
+    """Queue of the operations of one MPI communicator that have not posted yet; for steps, which run one at a time.
 
     An operation in the queue waits for a device, never for another rank, so the queue moves. One that fails in it posts
-    nothing: a message is merely not sent, and the next one posts. A collective is missing on the other ranks, where
-    the next one of this rank would meet it: so all that come after it fail, too.
+    nothing: a message is merely not sent, and the next one posts. The other ranks wait for a collective that is not
+    posted here, which the next collective of this rank would meet: so all that come after it fail, too.
 
     Attributes:
-        tickets: the waiting tickets, the first one first.
-        common: all ranks post the same.
+        tickets: waiting tickets, the first one first.
+        common: whether all ranks post the same operations.
     """
 
     def __init__(self, *, common: bool = True) -> None:
@@ -41,14 +41,14 @@ class PostQueue:
         return not self.tickets
 
     def take(self) -> PostTicket:
-        """Append a ticket after all that have been taken; called in an operation's first step."""
+        """Append a ticket to the queue and return it; called in an operation's first step."""
         ticket = PostTicket(self)
         self.tickets.append(ticket)
         return ticket
 
 
 class PostTicket:
-    """A ticket in a queue of operations to post."""
+    """Ticket in a queue of operations to post."""
 
     __slots__ = ("_queue", "_why")
 
@@ -60,7 +60,7 @@ class PostTicket:
         """Tell whether the ticket is the first in the queue.
 
         Raises:
-            MismatchError: the first has failed, and will never post.
+            MismatchError: the operation of the first ticket has failed, and will never post.
         """
         first = self._queue.tickets[0]
         if first._why is not None:
@@ -71,7 +71,7 @@ class PostTicket:
         return first is self
 
     def post(self, call: Callable[[], MPI.Request], events: Sequence[Ready] = ()) -> Posted:
-        """Post by ``call`` when ``events`` are done and all before it have posted; the request is the result."""
+        """Post by ``call`` when ``events`` are done and all earlier tickets have posted; return the request."""
         if events or not self.done():
             yield Pending([], [], events=[*events, self])
         with self.posting(), inside_mpi():

@@ -1,13 +1,13 @@
-"""Make operations progress: generators that yield the MPI requests, and events of a device, that they wait for.
+"""Make operations progress: generators that yield the MPI requests and device events that they wait for.
 
 An operation's code runs in steps. The first step runs in the thread that starts it, so that operations get
 their tags and post their MPI collectives in program order; every later step runs as soon as the requests and
-events it yielded have completed, in whichever thread polls: the foreground while somebody waits, otherwise one
+events it yielded have completed, in the thread that polls: the foreground while some thread waits, otherwise one
 background thread. Both sleep between polls. A blocking MPI call would spin, and take the core that training
 computes on; no step waits for a device either.
 
-Urgent operations step first, small before large: a bulk transfer is looked away from as soon as its steps have taken
-a fraction of a millisecond. An operation that fails on one rank ends on all (:mod:`~.failure.notices`).
+Urgent operations step first, small before large: a bulk transfer gives way as soon as its steps have taken a fraction
+of a millisecond. An operation that fails on one rank ends on all (:mod:`~.failure.notices`).
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from hybridcomp.collectives.failure.watchdog import watch_process, watched
 
 __all__ = ["Engine", "Request", "engine"]
 
-_URGENT = 0.3e-3  # of steps, before more urgent operations are polled again
-_ROUND = 3e-3  # of steps in one poll, before others may have the lock
-_LISTEN_IDLE = 0.1  # between polls of notices while no operation is in flight
-_ANSWER_SECONDS = 1.0  # that other ranks have to say how far they are
-_EXIT_SECONDS = 5.0  # that a process which exits gives its operations in flight
+_URGENT = 0.3e-3  # seconds of steps, before more urgent operations are polled again
+_ROUND = 3e-3  # seconds of steps in one poll, before other threads may have the lock
+_LISTEN_IDLE = 0.1  # seconds between polls of notices while no operation is in flight
+_ANSWER_SECONDS = 1.0  # time for other ranks to say how far they are
+_EXIT_SECONDS = 5.0  # time that an exiting process gives its operations in flight
 
 
 class Engine:
-    """The progress engine of this process (:func:`engine`), with all its operations in flight.
+    """Progress engine of this process (:func:`engine`), with all its operations in flight.
 
     Attributes:
-        foreground: the threads that wait for operations.
-        attending: the thread that waits for what it starts now; None if none does.
-        begun: operations that compiled code has posted, and that nobody has polled yet; it adds to them itself.
-        thrown: into a step, by a thread that is to learn of it: a signal's handler that could not be deferred.
+        foreground: threads that wait for operations.
+        attending: thread that waits for the operations it starts now; None if none does.
+        begun: operations that compiled code has posted and that no thread has polled yet; compiled code adds to it.
+        thrown: error of a signal's handler that could not be deferred, thrown into a step; raised once no lock is held.
     """
 
     def __init__(self) -> None:
         self.begun: deque[Request] = deque()
         self._lock = PollingLock()
-        self._active: list[Request] = []  # the urgent first, and of those the oldest
+        self._active: list[Request] = []  # the most urgent first, of equals the oldest
         self._abandoned: list[Request] = []  # ended early: MPI may still write to their buffers
         self._listening: list[Notices] = []
         self._listened = 0.0
@@ -83,17 +83,17 @@ class Engine:
         number: int = 0,
         communicator: int = 0,
     ) -> Request:
-        """Run the first step of an operation here; the rest follows in the background or in ``wait``.
+        """Run the first step of an operation here; the other steps follow in the background or in ``wait``.
 
         Args:
-            steps: the operation.
-            what: it is, for error messages.
-            timeout: seconds that it may take.
-            status: of a receive.
-            priority: what is less steps first; of equals, what was started first.
-            notices: by which the ranks learn of its failure; None where it takes part in nothing common.
-            number: its sequence number, the same on all ranks.
-            communicator: the key of its communicator, if it is an operation of one.
+            steps: steps of the operation.
+            what: name of the operation, for error messages.
+            timeout: seconds that the operation may take.
+            status: status of a receive.
+            priority: operations of a smaller number step first; of equals, the one that was started first.
+            notices: notices by which the ranks learn of its failure; None where not all ranks take part in it.
+            number: sequence number of the operation, the same on all ranks.
+            communicator: key of the operation's communicator, if it has one.
         """
         self.check_process(what)
         request = Request(
@@ -113,7 +113,7 @@ class Engine:
             with self._lock:
                 self.begun.append(request)
                 ended = self._take_in()
-            if recorder is not None:  # the first steps may have encoded what is sent
+            if recorder is not None:  # the first steps may have encoded messages
                 say_waited(recorder, request, began)
             self._announce(ended)
             if not request._ended:
@@ -121,13 +121,13 @@ class Engine:
         return request
 
     def poll_soon(self) -> None:
-        """Have somebody poll what has been started: a thread that waits, this one if it is next, or the background."""
+        """Make a thread poll started operations: one that waits, this one if it waits next, or the background."""
         self.foreground.recall()
         if self.attending != threading.get_ident():
             self._background.wake()
 
     def _take_in(self) -> list[Request]:
-        """Run the first steps of operations that have been begun; return those that have ended by that."""
+        """Run the first steps of operations that have been begun; return the operations that have ended by that."""
         ended: list[Request] = []
         while self.begun:
             request = self.begun.popleft()
@@ -142,22 +142,22 @@ class Engine:
                 ended.append(request)
             else:
                 insort(self._active, request, key=_urgency)
-            # Its first step has run even so: what MPI matches by order, it must find posted on all ranks.
+            # Its first step has run even so: MPI must find operations that it matches by order posted on all ranks.
             if notices is not None and (notices.news or notices.belated or number in notices.failures):
                 ended += self._apply(notices)
         return ended
 
     def check_process(self, what: str | Name) -> None:
-        """Raise RuntimeError in a process that was forked after the engine's start; ``what`` wanted to use MPI."""
+        """Raise RuntimeError in a process forked after the engine's start; ``what`` names an operation of MPI."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"{in_words(what)}: MPI cannot be used in a process forked after it was initialised"
             )
 
     def attended(self) -> AbstractContextManager[None]:
-        """Enclose a block whose thread waits next for what it starts inside: the background thread can sleep on.
+        """Enclose a block whose thread waits next for operations it starts inside: the background thread can sleep on.
 
-        The background thread polls a tenth of a second later even so, if nobody waits.
+        The background thread polls a tenth of a second later even so, if no thread waits.
         """
         return Attended(self)
 
@@ -183,12 +183,12 @@ class Engine:
         return [one for one in [*self._active, *self.begun] if one.communicator == communicator]
 
     def hand_over(self) -> None:
-        """Let the background thread go on with what is in flight, as a thread that has polled does so no longer."""
+        """Let the background thread go on with the operations in flight, since the calling thread polls no longer."""
         if not self.idle:
             self._background.wake()
 
     def cancel(self, request: Request) -> bool:
-        """See :meth:`Request.cancel`."""
+        """Cancel a receive: see :meth:`Request.cancel`."""
         with deferral:
             with self._lock:
                 ended = self._take_in()
@@ -197,7 +197,7 @@ class Engine:
         return cancelled
 
     def poll(self) -> bool:
-        """Advance every operation that can; return whether any ended. Gives way if another thread polls."""
+        """Advance every operation that can step; return whether any ended. Gives way if another thread polls."""
         with deferral:
             if not self._lock.acquire(blocking=False):
                 return False
@@ -209,7 +209,7 @@ class Engine:
         return bool(ended)
 
     def _announce(self, ended: Iterable[Request]) -> None:
-        """Run the callbacks of operations that have ended; no lock is held. Then raise what was thrown into a step."""
+        """Run the callbacks of ended operations; no lock is held. Then raise the error that was thrown into a step."""
         for request in ended:
             try:
                 request._run_callbacks()
@@ -220,7 +220,7 @@ class Engine:
             raise thrown
 
     def _advance(self) -> Sequence[Request]:
-        """Run the steps that can run, until something has ended; return what has."""
+        """Run the steps that can run, until an operation has ended; return the operations that have ended."""
         if self.begun and (ended := self._take_in()):
             return ended
         active = self._active
@@ -270,7 +270,7 @@ class Engine:
         self._abandoned.append(request)
 
     def _hear(self) -> list[Request]:
-        """Poll the notices of communicators with waiting operations, sometimes of all; return what they have ended."""
+        """Poll the notices of communicators with waiting operations, sometimes of all; return the operations ended."""
         ended: list[Request] = []
         heard: Iterable[Notices] = {r._notices: None for r in self._active if r._notices is not None}
         if self._listened - self._listened_to_all > _LISTEN_IDLE:
@@ -295,7 +295,7 @@ class Engine:
         return ended
 
     def _distrust(self, broken: MPI.Exception) -> list[Request]:
-        """End all operations in flight for an error of MPI's that may be of any; return them."""
+        """End all operations in flight for an error of MPI's that may concern any of them; return them."""
         ended = list(self._active)
         self._active.clear()
         for request in ended:
@@ -336,12 +336,12 @@ class Engine:
                 for notices in self._listening:
                     notices.poll()
                     if self.idle:
-                        notices.broken = None  # of none that is in flight
+                        notices.broken = None  # the error concerns no operation in flight
 
     def stop(self) -> None:
-        """End at exit what is in flight, for MPI_Finalize comes after the interpreter has freed all buffers."""
+        """End the operations in flight at exit: MPI_Finalize comes after the interpreter has freed all buffers."""
         if os.getpid() != self._pid:
-            return  # of a fork that ends: these are its parent's operations
+            return  # a forked process ends: these are its parent's operations
         with watched("the exit of the process", _EXIT_SECONDS):
             self._end()
 
@@ -353,7 +353,7 @@ class Engine:
                 if not self.poll() and not self.foreground.wait_natively():
                     time.sleep(self.foreground.pause(SLEEP_MIN))
         finally:
-            # MPI_Finalize makes progress, too: what a peer sends even now must not be written to freed memory.
+            # MPI_Finalize makes progress, too: messages that a peer sends even now must not be written to freed memory.
             for request in [*self._active, *self.begun, *self._abandoned]:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
 

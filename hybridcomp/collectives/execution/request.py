@@ -1,4 +1,4 @@
-"""Define the request of an operation in flight, which its caller holds and the engine steps."""
+"""Define the request of an operation in flight, which the caller holds and the engine steps."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 _NOTHING = Pending([], [])
 
-_MOST_NOTES = 16  # of steps in an error
+_MOST_NOTES = 16  # steps noted in an error
 
 
 class Request(Completion):
-    """A started operation.
+    """Request of a started operation.
 
     Attributes:
-        status: of a receive, valid once it is done: source and tag, or that it was cancelled.
-        number: its sequence number, where ranks tell each other how it fares.
-        run: of the compiled engine, where that has begun it, until it has ended.
-        priority: what is less steps first.
-        communicator: the key of the communicator that it is an operation of; 0 for none.
-        began: when it did, by :func:`time.monotonic`.
+        status: status of a receive, valid once it is done: source and tag, or that it was cancelled.
+        number: sequence number of the operation in the ranks' notices.
+        run: run of the compiled engine, if the engine has begun the operation, until it has ended.
+        priority: operations of a smaller number step first.
+        communicator: key of the operation's communicator; 0 for none.
+        began: start of the operation, by :func:`time.monotonic`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Request(Completion):
         self._steps = steps
         self._notices = notices
         self._pending = _NOTHING
-        self._arrived = 0  # of the pending requests, from the first on
+        self._arrived = 0  # pending requests that have completed, from the first on
         self._cancelled = False
         self._timeout = timeout
         self.began = time.monotonic()
@@ -69,25 +69,25 @@ class Request(Completion):
         self._ended = False
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when the operation has ended.
+        """Wait until the operation has ended.
 
         Args:
-            timeout: seconds; None is the communicator's timeout, counted from the operation's start.
+            timeout: seconds; None for the communicator's timeout, counted from the operation's start.
 
         Raises:
-            CollectiveTimeoutError: it did not end in time; it may still end later if ``timeout`` was shorter
-                than the communicator's.
-            WireError, MismatchError: what went wrong in the operation.
-            RemoteError: what went wrong in it on another rank.
+            CollectiveTimeoutError: the operation did not end in time; it may still end later if ``timeout`` was
+                shorter than the communicator's.
+            WireError, MismatchError: the operation failed here.
+            RemoteError: the operation failed on another rank.
         """
         self._engine.wait(self, timeout)
         if self.exception is not None:
             raise self.exception
 
     def raise_refusal(self) -> None:
-        """Raise what MPI has refused it with, in the call that starts it, as MPI does."""
+        """Raise the error with which MPI has refused the operation, in the call that starts it, as MPI does."""
         error = self.exception
-        # What other ranks have sent, and how they fare, is for who waits.
+        # Errors of other ranks, or of their messages, are raised by ``wait``.
         if self.done and error is not None and not isinstance(error, HybridcompError):
             raise error
 
@@ -100,7 +100,7 @@ class Request(Completion):
         return self.done
 
     def cancel(self) -> bool:
-        """Cancel a receive that no message has reached; return whether that was so.
+        """Cancel a receive that no message has reached; return whether it was cancelled.
 
         As in MPI, a cancelled receive completes: ``wait`` returns, and ``status.Is_cancelled()`` says so. Nothing else
         can be cancelled, since other ranks take part in it: then this returns False and has no other effect.
@@ -130,7 +130,7 @@ class Request(Completion):
         except Exception as error:
             self._finish(error)
         except BaseException as error:
-            # A generator that something was raised in would end well at the next poll.
+            # After an error was raised in it, the generator would end well at the next poll.
             stopped = HybridcompError(f"{self.what} was stopped by {error!r}")
             stopped.__cause__ = error
             self._finish(stopped)
@@ -138,7 +138,7 @@ class Request(Completion):
         return moved or self._ended
 
     def _here(self, pending: Pending) -> bool:
-        # One request is tested at a poll, not all of them: what waits, waits for the first that is not there.
+        # A poll tests one request, not all of them: the step waits for the first that is not there.
         requests = pending.requests
         while self._arrived < len(requests):
             at = self._arrived
@@ -179,7 +179,7 @@ class Request(Completion):
         return MismatchError(f"{self.what}: {sender(peer)} sent more than this rank has room for ({error})")
 
     def _abandon(self, error: BaseException) -> None:
-        """End with ``error`` while messages of the operation may be on their way."""
+        """End the operation with ``error`` while messages of it may be on their way."""
         given = [] if self._pending.sends else zip(self._pending.peers, self._pending.requests, strict=True)
         for peer, request in given:
             if peer != -1 and request != MPI.REQUEST_NULL:  # MPI cannot cancel collectives: Open MPI hangs
@@ -191,11 +191,11 @@ class Request(Completion):
         self._finish(error)
 
     def _finish(self, error: BaseException | None) -> None:
-        if error is not None and self._pending.run is not None:  # which may not have ended
+        if error is not None and self._pending.run is not None:  # the run may not have ended
             self._pending.run.abandon()
-        if error is None:  # nobody needs its buffers any more
+        if error is None:  # its buffers are needed no longer
             self._pending, self.run = _NOTHING, None
-        elif self.what not in str(error):  # a decoder's, or MPI's
+        elif self.what not in str(error):  # a decoder's error, or MPI's
             error.add_note(f"in {self.what}")
         self.exception = error
         self._ended = True
@@ -205,7 +205,7 @@ class Request(Completion):
         """Return the error of an operation whose time is over; its notes list the steps that wait.
 
         Args:
-            timeout: seconds that it had; None is its own.
+            timeout: seconds that the operation had; None for its own timeout.
         """
         steps = [] if self._pending.run is None else self._pending.run.unfinished()
         error = CollectiveTimeoutError(
@@ -241,7 +241,7 @@ class Request(Completion):
         )
 
     def awaits(self) -> set[int]:
-        """Return the ranks of the communicator whose messages it waits for, if they can be told; calls no MPI."""
+        """Return the ranks whose messages the operation waits for, if they can be told; call no MPI."""
         pending = self._pending
         if pending.run is not None:
             return _peers(pending.run.unfinished())
@@ -249,5 +249,5 @@ class Request(Completion):
 
 
 def _peers(steps: Sequence[tuple[Any, ...]]) -> set[int]:
-    """Return the ranks that a compiled run waits for: those it receives from, if it does."""
+    """Return the ranks that a compiled run waits for: the senders, if it receives, else all peers."""
     return {peer for _, receives, peer, *_ in steps if receives} or {peer for _, _, peer, *_ in steps}

@@ -1,4 +1,4 @@
-"""Check timeouts: no comparison with NaN is true, and whoever waits by one waits for ever."""
+"""Check timeouts: no comparison with NaN is true, so that a wait with such a timeout would never end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_timeout(seconds: Any) -> float:
     """Check that a timeout is a finite number of seconds, 0 or more; return it.
 
     Raises:
-        ConfigError: it is not; says what is allowed.
+        ConfigError: the timeout is no such number; says what is allowed.
     """
     if not is_timeout(seconds):
         raise ConfigError(f"timeout must be a finite number of seconds from 0 up, not {seconds!r}")

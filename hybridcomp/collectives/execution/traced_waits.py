@@ -1,7 +1,7 @@
 """Record in the trace when threads of the program wait for operations.
 
-A thread that waits in the engine says so itself. One that waits for a future waits in torch's code: Linux counts for
-how long it has slept, and the thread that completes the future reads that.
+A thread that waits in the engine records that itself. One that waits for a future waits in torch's code: Linux counts
+how long it has slept, and the thread that completes the future reads that count.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from hybridcomp.collectives.execution.request import Request
 
 _BRIEF = 20e-6  # seconds of waits that a trace does not show
-# By thread: a time, and the seconds for which it had been awake by then.
+# For each thread, a time, and the seconds for which the thread had been awake by then.
 _awake: dict[int, tuple[float, float]] = {}
 
 
 def say_waited(recorder: trace.Recorder, request: Request | None, began: float) -> None:
-    """Record that this thread has been in an operation since ``began``, and could not compute.
+    """Record that this thread has been in an operation since ``began`` and could not compute.
 
     Args:
-        recorder: of the trace.
-        request: the operation; None is whatever is in flight.
-        began: by :func:`time.perf_counter`.
+        recorder: recorder of the trace.
+        request: request of the operation; None for all operations in flight.
+        began: start of the wait, by :func:`time.perf_counter`.
     """
     ended = time.perf_counter()
     thread = threading.get_native_id()
@@ -46,12 +46,12 @@ def note_awake() -> None:
 
 
 def say_slept(recorder: trace.Recorder, request: Request, thread: int) -> None:
-    """Record that a thread has waited for the future of an operation that has just ended, if it has.
+    """Record the wait of a thread, if it has waited, for the future of an operation that has just ended.
 
     Args:
-        recorder: of the trace.
-        request: the operation.
-        thread: the native number of the one that asked for the future.
+        recorder: recorder of the trace.
+        request: request of the operation.
+        thread: native number of the thread that asked for the future.
     """
     known, counted = _awake.get(thread), _schedstat(thread)
     if known is None or counted is None or not _sleeps(thread):
@@ -74,7 +74,7 @@ def _record(recorder: trace.Recorder, request: Request | None, began: float, end
 
 
 def _schedstat(thread: int) -> tuple[float, float] | None:
-    """Return the seconds for which a thread has run, and waited for a core; None where that is not counted."""
+    """Return the seconds for which a thread has run, and waited for a core; None where Linux does not count them."""
     try:
         ran, delayed, _ = Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()
         return int(ran) / 1e9, int(delayed) / 1e9

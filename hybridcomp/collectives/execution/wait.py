@@ -1,6 +1,6 @@
-"""Wait for MPI in compiled code, where a poll costs a core less time than in Python.
+"""Wait for MPI in compiled code, where a poll takes a core less time than in Python.
 
-Where ranks share cores, what they spend on polling is taken from those that compute.
+Where ranks share cores, the time they spend on polling is taken from threads that compute.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hybridcomp.collectives.failure.contact import FirstRequest
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.native import kernels
 
-_BRIEF = 200e-6  # in which a poll only gives up the time slice, before waiting begins to sleep
+_BRIEF = 200e-6  # seconds of polls that only give up the time slice, before the wait begins to sleep
 
 
 class PollingLock:
-    """A lock whose holder may wait for messages meanwhile; it stops when somebody else wants the lock.
+    """Lock whose holder may wait for messages meanwhile; the wait stops when another thread wants the lock.
 
     In a ``with`` statement no signal's handler interrupts its holder.
     """
@@ -66,18 +66,18 @@ class PollingLock:
     ) -> bool:
         """Poll the conditions that operations wait for until some of them are met.
 
-        Whoever calls this holds the lock.
+        The caller holds the lock.
 
         Args:
-            active: the operations.
-            quiet: seconds that nothing has happened.
-            least: seconds between polls.
-            most: seconds between polls.
-            share: of the time that nothing has happened, between polls.
+            active: requests of the operations.
+            quiet: seconds for which nothing has happened.
+            least: least seconds between polls.
+            most: most seconds between polls.
+            share: share of the time without any progress that passes between polls.
             longest: seconds until this returns in any case.
 
         Returns:
-            Whether it has polled: not if an operation waits for more than MPI's requests.
+            Whether this has polled: not if an operation waits for more than MPI's requests.
         """
         handles = []
         for request in active:

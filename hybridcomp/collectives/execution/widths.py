@@ -1,4 +1,4 @@
-"""Convert between a dtype and that of its accumulator: float32; float64 for float64."""
+"""Convert between a dtype and its accumulator's dtype: float32; float64 for float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 def widen(data: Array, dtype: DType) -> Array:
-    """Return a copy of a slice in its accumulator's type (float32; float64 for float64)."""
+    """Return a copy of a slice in its accumulator's dtype (float32; float64 for float64)."""
     return _converted(data, dtype, dtype.accumulator)
 
 

@@ -1,8 +1,8 @@
-"""Start threads that MPI may not come back to, and end the job at exit where one is still inside MPI.
+"""Start threads to which MPI may not return, and end the job at exit where one is still inside MPI.
 
 ``MPI_Comm_dup`` and others wait for other ranks without a limit. The threads that call them are left behind where the
-ranks do not come. ``MPI_Finalize`` frees what such a thread works with, and MPICH 5 crashes: the process would end by a
-segmentation fault some time after the error that says why.
+ranks do not come. ``MPI_Finalize`` frees memory that such a thread works with, and MPICH 5 crashes: the process would
+end by a segmentation fault some time after the error that gives the cause.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from mpi4py import MPI
 
 from hybridcomp.launcher import abort
 
-_START_LOOKS, _LOOK_SECONDS = 300, 0.1  # for whether a new thread runs
-_EXIT_SECONDS = 5.0  # that threads have to come back once the process exits
+_START_LOOKS, _LOOK_SECONDS = 300, 0.1  # looks at whether a new thread runs, and seconds of each
+_EXIT_SECONDS = 5.0  # time for threads to come back once the process exits
 _CODE = 1
 
 _threads: dict[threading.Thread, str] = {}
 
 
 class _Begun(threading.Event):
-    """The event that a thread runs, for which its starter does not wait for ever."""
+    """Event that a thread runs, for which its starter does not wait for ever."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it.
+        """Wait until the thread runs.
 
         Raises:
-            RuntimeError: it is not there after :data:`_START_LOOKS` looks.
+            RuntimeError: it does not run after :data:`_START_LOOKS` looks.
         """
         if timeout is not None:
             return super().wait(timeout)
-        # Looks, not seconds: of a process that was stopped for long, or had no processor, the thread comes next.
+        # Looks are counted, not seconds: in a process that was stopped for long, or had no core, the thread runs next.
         for _ in range(_START_LOOKS):
             if super().wait(_LOOK_SECONDS):
                 return True
@@ -47,9 +47,9 @@ class _Begun(threading.Event):
 
 
 class Thread(threading.Thread):
-    """A daemon thread whose start ends.
+    """Daemon thread whose start ends.
 
-    Python's own waits for ever for a thread that finds no memory for its first steps.
+    Python's own start waits for ever for a thread that finds no memory for its first steps.
     """
 
     def __init__(self, name: str, target: Callable[[], None]) -> None:
@@ -58,10 +58,10 @@ class Thread(threading.Thread):
         self._given_up = False
 
     def start(self) -> None:
-        """Start it.
+        """Start the thread.
 
         Raises:
-            RuntimeError: that is not possible; then it never runs.
+            RuntimeError: the thread cannot start; then it never runs.
         """
         try:
             super().start()
@@ -70,18 +70,18 @@ class Thread(threading.Thread):
             raise
 
     def run(self) -> None:
-        """Do what it is for, unless it comes too late."""
+        """Run the target, unless the thread comes too late."""
         if not self._given_up:
             super().run()
 
 
 def start_thread(name: str, what: str, target: Callable[[], None]) -> threading.Thread:
-    """Start a thread that calls MPI, and that may be left behind there: the job is aborted if it is alive at exit.
+    """Start a thread that calls MPI and may be left behind there: the job is aborted if it is alive at exit.
 
     Args:
-        name: of the thread.
-        what: it does, for the message.
-        target: to run; must not raise.
+        name: name of the thread.
+        what: name of its work, for the message.
+        target: function to run; must not raise.
     """
     _at_exit()
     for ended in [thread for thread in list(_threads) if not thread.is_alive()]:
@@ -93,27 +93,27 @@ def start_thread(name: str, what: str, target: Callable[[], None]) -> threading.
 
 
 class StandbyThread:
-    """A thread that is started before it is needed: where there is none, that is known in time."""
+    """Thread that is started before it is needed, so that a lack of threads is known in time."""
 
     def __init__(self, name: str, what: str) -> None:
-        """Start it, as :func:`start_thread` does.
+        """Start the thread, as :func:`start_thread` does.
 
         Raises:
-            RuntimeError: it cannot be started.
+            RuntimeError: the thread cannot be started.
         """
         self._target: Callable[[], None] | None = None
         self._told = threading.Event()
         self._thread = start_thread(name, what, self._run)
 
     def do(self, what: str, target: Callable[[], None]) -> threading.Thread:
-        """Have it do something; return the thread, which ends afterwards."""
+        """Run ``target`` in the thread; return the thread, which ends afterwards."""
         _threads[self._thread] = what
         self._target = target
         self._told.set()
         return self._thread
 
     def dismiss(self) -> None:
-        """End it if it has nothing to do."""
+        """End the thread if it has nothing to do."""
         self._told.set()
 
     def _run(self) -> None:

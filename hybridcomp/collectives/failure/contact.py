@@ -1,8 +1,8 @@
-"""Send the first message to a rank, which may take MPI for ever.
+"""Send the first message to a rank, a call in which MPI may stay for ever.
 
 ``MPI_Isend`` need not return where there is no connection yet: over TCP, MPICH 5 tries without end to connect to a rank
-that is gone. A thread therefore starts the first message to each rank, and those that follow until it has come back;
-it is left behind where it does not. What waits for such a message ends in time, as for any other.
+that is gone. A thread therefore starts the first message to each rank, and later ones until MPI has come back; it is
+left behind where MPI does not. Operations that wait for such a message end in time, as for any other.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _PATIENCE = 0.05  # seconds in which MPI nearly always has started a message; un
 
 
 class Posting:
-    """An MPI call that a thread makes to start a request.
+    """MPI call that a thread makes to start a request.
 
     Attributes:
-        done: MPI has come back.
-        request: then, unless MPI refused.
-        error: of MPI's.
+        done: event that MPI has come back.
+        request: request that MPI has started; None before, and where MPI refused.
+        error: error with which MPI refused; None if it did not.
     """
 
     def __init__(self, post: Callable[[], MPI.Request]) -> None:
@@ -43,19 +43,19 @@ class Posting:
 
 
 class FirstRequest(MPI.Request):
-    """The request of a message that MPI may not have started yet."""
+    """Request of a message that MPI may not have started yet."""
 
     posting: Posting
 
     def __new__(cls, posting: Posting) -> FirstRequest:
-        """Make a request for what a thread is to start."""
+        """Make a request for a message that a thread is to start."""
         self = super().__new__(cls)
         self.posting = posting
         return self
 
     @property
     def started(self) -> MPI.Request | None:
-        """Return MPI's own request, once there is one; raise the error with which MPI has refused it."""
+        """Return MPI's own request, once there is one; raise the error with which MPI has refused the message."""
         if self.posting.done.is_set() and self.posting.error is not None:
             raise self.posting.error
         return self.posting.request
@@ -66,7 +66,7 @@ class FirstRequest(MPI.Request):
         return started is not None and started.Test(status)
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:
-        """Tell whether the message has been sent, and change nothing."""
+        """Tell whether the message has been sent, without a change to the request."""
         started = self.started
         return started is not None and started.Get_status(status)
 
@@ -86,7 +86,7 @@ class FirstRequest(MPI.Request):
 
 
 class Contact:
-    """The state of the connection to a rank: this process may have none yet."""
+    """State of the connection to a rank: this process may have none yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,12 +95,12 @@ class Contact:
         self.met = False
 
     def post(self, post: Callable[[], MPI.Request]) -> MPI.Request:
-        """Make MPI start a message, after those to the same rank that it has not started yet."""
+        """Make MPI start a message, after earlier messages to the same rank."""
         with self._lock:
             met, stuck = self.met, self._thread is not None
             if not met:
                 posting = Posting(post)
-                # It waits for the lock; where it cannot be started, nothing is sent later either.
+                # The thread waits for the lock; where it cannot be started, nothing is sent later either.
                 if not stuck:
                     self._thread = start_thread(
                         "hybridcomp-contact", "the first message to a rank that does not answer", self._run
@@ -108,7 +108,7 @@ class Contact:
                 self._queue.append(posting)
         if met:
             return post()
-        # Whoever has found MPI stuck does not wait again.
+        # Where MPI was found stuck, the caller does not wait again.
         posting.done.wait(0 if stuck else _PATIENCE)
         if not posting.done.is_set():
             return FirstRequest(posting)
@@ -133,22 +133,22 @@ _contacts: dict[int, Contact] = {}
 
 
 class Contacts:
-    """The connections to the ranks of a communicator.
+    """Connections to the ranks of a communicator.
 
     Attributes:
-        met: those that have had a message from here.
-        late: MPI has not come back from some message at once, and may start it whenever it does.
+        met: ranks that have had a message from here.
+        late: whether MPI has not come back at once from starting some message, and may start it later.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        """Find out which processes the ranks are: a connection serves all communicators."""
+        """Find the processes of the ranks: a connection serves all communicators."""
         self.met: set[int] = {comm.Get_rank()}
         self.late = False
         mine, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
         self._world: list[int] = list(mine.Translate_ranks(None, world))
         mine.Free()
         world.Free()
-        self._own: dict[int, Contact] = {}  # of processes that COMM_WORLD does not have
+        self._own: dict[int, Contact] = {}  # for processes that are not in COMM_WORLD
 
     def post(self, peer: int, post: Callable[[], MPI.Request]) -> MPI.Request:
         """Make MPI start a message to a rank that is not among :attr:`met`."""

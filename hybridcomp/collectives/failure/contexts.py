@@ -1,8 +1,8 @@
 """Count the communicators that MPI holds contexts for, and warn before it has none left.
 
-MPICH has 2048 contexts, which three or four for each communicator of ours use up after some 600; making the next one
-then fails with an error that says nothing of that. Only ``Free`` gives contexts back: to free a communicator is
-collective, and ranks collect garbage at different times.
+MPICH has 2048 contexts. Each communicator of this package takes three or four, so that some 600 communicators use them
+up; making the next one then fails with an error that does not name the cause. Only ``Free`` gives contexts back: to
+free a communicator is collective, and ranks collect garbage at different times.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class Contexts:
-    """The communicators of one process.
+    """Communicators of one process.
 
     Attributes:
-        held: how many were made and not given back to MPI.
+        held: number of communicators that were made and not given back to MPI.
     """
 
     def __init__(self, many: int = MANY) -> None:
-        """Warn at the communicator of this number."""
+        """Warn when communicator number ``many`` is made."""
         self.held = 0
         self._many = many
         self._warned = False
         self._lock = threading.Lock()
 
     def announce(self) -> None:
-        """Warn, once, if the communicator that is made next is one of many."""
+        """Warn, once, if the communicator that is made next reaches the number to warn at."""
         with self._lock:
             if self._warned or self.held + 1 < self._many:
                 return
@@ -44,12 +44,12 @@ class Contexts:
         )
 
     def add(self) -> None:
-        """Count one that was made."""
+        """Count a communicator that was made."""
         with self._lock:
             self.held += 1
 
     def remove(self) -> None:
-        """Count one whose contexts MPI has got back."""
+        """Count a communicator whose contexts MPI has got back."""
         with self._lock:
             self.held -= 1
 

@@ -1,7 +1,7 @@
-"""Exchange notices between the ranks of a communicator beside its operations: which have failed, how far each rank is.
+"""Exchange notices between a communicator's ranks, beside its operations: failed operations, each rank's progress.
 
-Notices travel on a communicator of their own, 256 bytes each. Nothing is posted for them: the engine probes, about
-every millisecond that an operation waits, and ten times a second while none is in flight. So they cost nothing while
+Notices of 256 bytes each travel on a separate communicator. Nothing is posted for them: the engine probes every few
+milliseconds while an operation waits, and ten times a second while none is in flight. So they cost nothing while
 messages flow, and a communicator that is freed leaves nothing behind.
 
 ::
@@ -29,9 +29,9 @@ _MAGIC = b"HCN1"
 _BYTES = 256
 _ROOM = _BYTES - _FORM.size
 _TAG = 0
-_KEPT = 256  # failures of operations that have not started here: more than anybody has in flight
-_REMEMBERED = 4096  # operations that have ended here: more than other ranks are behind
-_LAST_POLLS = 4  # before a communicator is freed: MPI may need one to fetch what has come, and one to show it
+_KEPT = 256  # failures of operations that have not started here: more than a program has in flight
+_REMEMBERED = 4096  # ended operations: more than other ranks are behind
+_LAST_POLLS = 4  # before a communicator is freed: MPI may need one to fetch a notice, and one to show it
 
 
 class _Kind(IntEnum):
@@ -41,15 +41,15 @@ class _Kind(IntEnum):
 
 
 class _Detail(IntEnum):
-    """The ways in which an operation has failed."""
+    """Ways in which an operation has failed."""
 
     ERROR = 0
     LATE = 1
-    CAUSED = 2  # by an earlier operation's failure, whose number the notice has in place of the latest
+    CAUSED = 2  # by an earlier operation's failure, whose number stands in place of the latest operation's
 
 
 class State(IntEnum):
-    """The states of an operation on a rank."""
+    """States of an operation on a rank."""
 
     NOT_STARTED = 0
     IN_FLIGHT = 1
@@ -57,13 +57,13 @@ class State(IntEnum):
 
 
 class Failure(NamedTuple):
-    """The failure of an operation on another rank.
+    """Failure of an operation on another rank.
 
     Attributes:
-        rank: where.
-        late: it ran out of time there.
-        text: its error.
-        cause: number of the earlier operation whose failure it was ended for there; None if it failed by itself.
+        rank: rank on which the operation failed.
+        late: whether the operation ran out of time there.
+        text: text of its error.
+        cause: number of the earlier operation whose failure ended it there; None if it failed by itself.
     """
 
     rank: int
@@ -73,11 +73,11 @@ class Failure(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The progress of a rank, as it answers.
+    """Progress of a rank, as it answers.
 
     Attributes:
-        state: of the operation that was asked for.
-        latest: number of the latest operation that it has started.
+        state: state of the operation that was asked for.
+        latest: number of the latest operation that the rank has started.
     """
 
     state: State
@@ -85,26 +85,27 @@ class Reply(NamedTuple):
 
 
 class Notices:
-    """The notices of one communicator.
+    """Notices of one communicator.
 
-    For the engine, which holds its lock in every call.
+    The engine uses them, and holds its lock in every call.
 
     Attributes:
-        rank, size: of the communicator.
+        rank: number of this rank.
+        size: number of ranks.
         latest: number of the latest operation started here; the same operation has the same number on all ranks.
-        failures: by number, of operations that have failed elsewhere and not ended here.
-        belated: number and failure of an operation that had ended well here; for the next one to tell.
-        news: something has come that the engine has not acted on.
-        ordered: operations start here in the order of their numbers.
-        broken: an error of MPI's while it looked for notices, which may be of any operation in flight.
+        failures: failures, by number, of operations that have failed elsewhere and not ended here.
+        belated: number and failure of an operation that had ended well here; the next operation reports it.
+        news: whether notices have come that the engine has not acted on.
+        ordered: whether operations start here in the order of their numbers.
+        broken: error of MPI's in a look for notices, which may concern any operation in flight; None if none.
         troubled: whether any operation has failed, here or elsewhere, or is about to: messages of it may be on their
-            way. A rank that runs out of time asks before it gives up, so who has answered it knows.
+            way. A rank that runs out of time asks before it gives up, so the ranks that have answered know.
     """
 
     def __init__(self, comm: MPI.Comm, key: int) -> None:
-        """Exchange notices on ``comm``, which nobody else uses.
+        """Exchange notices on ``comm``, which nothing else uses.
 
-        ``key``, the same on all ranks, tells it from freed ones.
+        ``key``, the same on all ranks, tells the communicator from freed ones.
         """
         self.rank, self.size = comm.Get_rank(), comm.Get_size()
         self.latest = 0
@@ -117,7 +118,7 @@ class Notices:
         self._comm = comm
         self._key = key
         self._open: set[int] = set()
-        self._ended: dict[int, bool] = {}  # the latest that have; whether well
+        self._ended: dict[int, bool] = {}  # for the latest ended operations, whether they ended well
         self._replies: dict[int, dict[int, Reply]] = {}
         self._buffer: ByteArray = np.empty(_BYTES, np.uint8)
         self._status = MPI.Status()
@@ -142,9 +143,9 @@ class Notices:
         """Notify every other rank that an operation has failed here.
 
         Args:
-            number: of the operation.
-            error: that it ended with.
-            cause: number of the earlier one for whose failure it was ended; all ranks have been told of that.
+            number: number of the operation.
+            error: error that it ended with.
+            cause: number of the earlier operation for whose failure it was ended, which all ranks have been told of.
         """
         self.troubled = True
         late = isinstance(error, CollectiveTimeoutError)
@@ -155,13 +156,13 @@ class Notices:
             self._send(_Kind.FAILED, _Detail.LATE if late else _Detail.ERROR, number, self._others(), text)
 
     def known(self, number: int) -> None:
-        """Record that an operation's failure has been reported here: no later notice of it is news."""
+        """Record that an operation's failure has been reported here: later notices of it are no news."""
         self._ended[number] = False
         if self.belated is not None and self.belated[0] == number:
             self.belated = None
 
     def ask(self, number: int) -> None:
-        """Ask every other rank how far it is."""
+        """Ask every other rank for its progress."""
         self._replies[number] = {}
         self._send(_Kind.ASK, 0, number, self._others())
 
@@ -174,10 +175,10 @@ class Notices:
 
         Does not wait.
 
-        Whoever polls need not act on it: :attr:`news` stays until the engine does.
+        The caller need not act on them: :attr:`news` stays set until the engine does.
         """
         came = False
-        if not self._comm:  # freed, while an operation is in flight that will never end
+        if not self._comm:  # the communicator was freed while an operation was in flight that will never end
             return came
         try:
             with inside_mpi():
@@ -192,16 +193,16 @@ class Notices:
         return came
 
     def _distrust(self, error: MPI.Exception) -> None:
-        """Record an error that may be of any message of this process.
+        """Record an error that may concern any message of this process.
 
-        MPI moves all messages in any call. Of one that it cannot move it says so once, in the call that it is in, and
-        MPICH then calls that message's request done and well: what it should have brought is not there.
+        MPI moves all messages in any call. It reports a message that it cannot move once, in the call at hand, and
+        MPICH then calls that message's request done and well, though its data are not there.
         """
         self.broken = error
         self.troubled = self.news = True
 
     def close(self) -> MPI.Comm:
-        """Receive notices for the last time; return the communicator, on which none is sent any more."""
+        """Receive notices for the last time; return the communicator, on which no more are sent."""
         for _ in range(_LAST_POLLS):
             self.poll()
         self.troubled = not self._outbox.leave() or self.troubled
@@ -231,7 +232,7 @@ class Notices:
                 return False
         except MPI.Exception as error:
             self._incoming = None
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:  # longer than a notice is: not ours
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:  # longer than any notice: not ours
                 raise
             return True
         self._incoming = None
@@ -239,7 +240,7 @@ class Notices:
         return True
 
     def _take(self, rank: int, raw: bytes) -> None:
-        """Apply a notice; ignore bytes that are none."""
+        """Apply a notice; ignore bytes that are not one."""
         if len(raw) != _BYTES:
             return
         magic, kind, detail, length, key, number, latest = _FORM.unpack_from(raw)
@@ -272,9 +273,9 @@ def absentees(replies: dict[int, Reply], rank: int, size: int) -> str:
     """Name the ranks that have not arrived, in words.
 
     Args:
-        replies: what the other ranks answered.
-        rank: this one.
-        size: how many there are.
+        replies: answers of the other ranks, by rank.
+        rank: number of this rank.
+        size: number of ranks.
     """
     words = []
     for other in range(size):

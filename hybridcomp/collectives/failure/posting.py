@@ -1,4 +1,4 @@
-"""Start sends that nobody waits for, not even for their start."""
+"""Start sends that no thread waits for, not even for their start."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hybridcomp.collectives.failure.blocked import start_thread
 from hybridcomp.collectives.failure.watchdog import inside_mpi
 
 _PATIENCE = 0.25  # seconds that one start may take; it takes microseconds
-_MOST_STUCK = 4  # starts that have not returned, and sends that are tried nevertheless
+_MOST_STUCK = 4  # starts that have not returned, from which on no more are tried
 
 
 class Outbox:
-    """An outbox of short messages to other ranks, some of which may be gone.
+    """Outbox of short messages to other ranks, some of which may be gone.
 
     ``MPI_Isend`` need not return. Over TCP, MPICH 5 tries without end to connect to a rank that is gone, and looks for
-    no error while it does. Messages that go to ranks in trouble are therefore started by a thread, which is left behind
-    where it does not come back.
+    no error meanwhile. A thread therefore starts messages to ranks in trouble; it is left behind where MPI does not
+    come back to it.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -29,10 +29,10 @@ class Outbox:
         self._comm = comm
         self._stuck: list[threading.Thread] = []
         self._started: deque[tuple[MPI.Request, bytes]] = deque()
-        self._later: deque[tuple[bytes, list[int], int]] = deque()  # there was no thread for them
+        self._later: deque[tuple[bytes, list[int], int]] = deque()  # messages for which there was no thread
 
     def post(self, raw: bytes, to: list[int], tag: int) -> None:
-        """Start sending ``raw`` to each of ``to``, or give up: in some tenths of a second at most. Raises nothing."""
+        """Start sending ``raw`` to each of ``to``, or give up, in some tenths of a second at most. Raises nothing."""
         left = deque(to)
         while left:
             self._stuck = [thread for thread in self._stuck if thread.is_alive()]
@@ -55,9 +55,9 @@ class Outbox:
                 self._stuck.append(thread)
 
     def poll(self) -> MPI.Exception | None:
-        """Release the messages that have been sent, and start those for which there was no thread.
+        """Release the messages that have been sent, and start messages for which there was no thread.
 
-        Returns an error of MPI's, which may be of any message of this process.
+        Returns an error of MPI's, which may concern any message of this process; None if there was none.
         """
         broken = None
         for _ in range(len(self._later)):
@@ -73,7 +73,7 @@ class Outbox:
         return broken
 
     def leave(self) -> bool:
-        """Keep messages that are not sent yet where MPI may read them; return whether the communicator may be freed."""
+        """Keep unsent messages where MPI may read them; return whether the communicator may be freed."""
         _unsent.extend(self._started)
         return not any(thread.is_alive() for thread in self._stuck)
 

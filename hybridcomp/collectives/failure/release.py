@@ -1,9 +1,9 @@
 """Release communicators: only after all ranks have confirmed that nothing is left on them.
 
-MPI gives the context of a communicator that is freed to the next one, and messages that nobody has taken with it. A
-rank on which an operation has failed knows that there may be such messages; its notices may reach the others late. So
-the ranks agree before they free anything. Nobody waits for that: what is not agreed on yet is looked at again when the
-next communicator is made or released.
+MPI gives the context of a freed communicator to the next one, and with it the messages that no rank has taken. A rank
+on which an operation has failed knows that there may be such messages; its notices may reach the others late. So the
+ranks agree before they free anything. No rank waits for the agreement: one that is still open is looked at again when
+the next communicator is made or released.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _waiting: list[_Agreement] = []
 
 
 class _Agreement:
-    """The agreement of all ranks whether the communicators of one :func:`release` may be freed."""
+    """Agreement of all ranks whether the communicators of one :func:`release` may be freed."""
 
     def __init__(self, comms: Sequence[MPI.Comm], spoilt: bool, freed: Callable[[], object]) -> None:
         self.comms = comms
@@ -49,12 +49,12 @@ class _Agreement:
 
 
 def release(comms: Sequence[MPI.Comm], *, spoilt: bool, freed: Callable[[], object]) -> None:
-    """Free one's communicators, now or later, unless something may be left on them. Collective over the first one.
+    """Free MPI communicators, now or later, unless messages may be left on them. Collective over the first one.
 
     Args:
-        comms: of one communicator of ours; nobody uses them any more.
-        spoilt: messages may be on their way that nobody will take: then they are kept, on all ranks.
-        freed: called once MPI has them back.
+        comms: MPI communicators of one communicator of this package, used no longer.
+        spoilt: whether messages that no rank will take may be on their way: then all ranks keep the communicators.
+        freed: function called once MPI has them back.
     """
     agreement = _Agreement(comms, spoilt, freed)
     with _lock:
@@ -67,6 +67,6 @@ def release(comms: Sequence[MPI.Comm], *, spoilt: bool, freed: Callable[[], obje
 
 
 def collect() -> None:
-    """Free the communicators on which all ranks have agreed since; does not wait."""
+    """Free the communicators on which all ranks have agreed by now; does not wait."""
     with _lock:
         _waiting[:] = [agreement for agreement in _waiting if not agreement.settle()]

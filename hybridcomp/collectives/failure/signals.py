@@ -1,8 +1,8 @@
 """Defer the signals that arrive while the engine works until it can be left.
 
-Python runs a signal's handler in the main thread, between any two of its instructions, and what the handler raises goes
-through whatever that thread is doing. A generator that something is raised in cannot be resumed, and a lock may stay
-locked: so in the main thread the engine works inside a :class:`Deferral`, which only records that a signal has come.
+Python runs a signal's handler in the main thread, between any two of its instructions, and an error of the handler goes
+through any work of that thread. A generator in which an error is raised cannot be resumed, and a lock may stay locked:
+so in the main thread the engine works inside a :class:`Deferral`, which only records that a signal has come.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from threading import get_ident
 from types import FrameType, TracebackType
 from typing import Any
 
-# Those that programs answer in Python, and whose handlers may raise.
+# Signals that programs answer in Python, by handlers that may raise.
 _SIGNALS = tuple(
     int(getattr(signal, name))
     for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT")
     if hasattr(signal, name)
 )
-# Without the module's conversion to enums and back, which takes ten times as long as the rest.
+# ``_signal`` does without the ``signal`` module's conversion to enums and back, which takes ten times as long as the
+# rest.
 _compiled: Any = importlib.import_module("_signal")
 _get: Callable[[int], Any] = _compiled.getsignal
 _set: Callable[[int, Any], Any] = _compiled.signal
@@ -30,11 +31,11 @@ _main = threading.main_thread().ident  # a forked process does not use MPI
 
 
 class Deferral:
-    """A block that no signal's handler interrupts; may be entered again inside itself.
+    """Block that no signal's handler interrupts; may be entered again inside itself.
 
-    Other threads just go through.
+    Threads other than the main one just go through.
 
-    Handlers are called as the outermost block ends, or by :meth:`answer`. What they raise is raised there.
+    Handlers are called as the outermost block ends, or by :meth:`answer`. Their errors are raised there.
 
     Attributes:
         came: signals that have come and are not answered.
@@ -45,7 +46,7 @@ class Deferral:
         self._depth = 0
         self._replaced: list[tuple[int, Any]] = []
         self._handlers: dict[int, Any] = {}
-        self._own = self._note  # one object, to be told from others
+        self._own = self._note  # one object, to tell it from other handlers
 
     def __enter__(self) -> None:
         if get_ident() != _main:
@@ -86,7 +87,7 @@ class Deferral:
         try:
             for number in _SIGNALS:
                 handler = _get(number)
-                # Those that are not Python's are numbers, or None.
+                # Handlers that are not Python's are numbers, or None.
                 if handler.__class__ is not int and handler is not None and handler is not self._own:
                     self._replaced.append((number, handler))
                     self._handlers[number] = handler
@@ -100,14 +101,14 @@ class Deferral:
         while self._replaced:
             try:
                 number, handler = self._replaced[-1]
-                if _get(number) is self._own:  # and not another that the program has set meanwhile
+                if _get(number) is self._own:  # and not another handler that the program has set meanwhile
                     _set(number, handler)
                 self._replaced.pop()
-            except BaseException as error:  # of a handler that is back in its place
+            except BaseException as error:  # an error of a handler that is back in its place
                 raised = error
         if raised is not None:
             raise raised
 
 
 deferral = Deferral()
-"""The process's."""
+"""Deferral of this process."""

@@ -13,15 +13,16 @@ from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchE
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.request import Request
 
-# Classes of errors that MPI has in any call where it cannot move some message; others are of the call's own request.
+# Classes of errors that MPI reports in any call where it cannot move some message; other errors concern the call's own
+# request.
 OF_ANY_MESSAGE = (MPI.ERR_OTHER, MPI.ERR_INTERN, MPI.ERR_UNKNOWN)
 
 
 def close(request: Request) -> None:
-    """Notify the other ranks how an operation has ended, if they need to know; it may fail yet by their answers.
+    """Notify the other ranks how an operation has ended, if they need to know; their notices may still make it fail.
 
-    A rank that has failed in an operation says so before it starts the next. What it says is here before any message
-    of that next one, so whoever ends one well polls.
+    A rank that has failed in an operation says so before it starts the next. Its notice is here before any message of
+    that next operation, so a rank that ends an operation well polls for notices.
     """
     notices = request._notices
     if notices is None:
@@ -34,7 +35,7 @@ def close(request: Request) -> None:
             request.exception = _failed(request, failure, notices)
         elif (
             notices.belated is not None
-        ):  # nobody waits for this rank in this one: the others need not be told
+        ):  # no rank waits for this one in this operation: the others need not be told
             request.exception = _blame(request, notices)
         elif notices.broken is not None:
             request.exception = distrusted(request, notices.broken)
@@ -46,7 +47,7 @@ def close(request: Request) -> None:
 
 
 def distrusted(request: Request, broken: MPI.Exception) -> MPI.Exception:
-    """Return an operation's own error of a message that MPI could not move, whose ever it was."""
+    """Return an operation's own error for a message that MPI could not move, which may be another operation's."""
     error = MPI.Exception(broken.Get_error_code())
     error.add_note(
         f"in {request.what}, or another operation in flight: MPI does not say whose message it could not move"
@@ -58,11 +59,11 @@ def heed(notices: Notices, active: Sequence[Request]) -> list[Request]:
     """Apply the notices that have come.
 
     Args:
-        notices: of a communicator.
-        active: its operations in flight.
+        notices: notices of a communicator.
+        active: operations of it in flight.
 
     Returns:
-        Those that have ended by it: on this rank alone, so that MPI may still write to their buffers.
+        The operations that this has ended, on this rank alone, so that MPI may still write to their buffers.
     """
     notices.news = False
     ended = []
@@ -95,7 +96,7 @@ def _failed(request: Request, failure: Failure, notices: Notices) -> HybridcompE
 
 
 def _blame(request: Request, notices: Notices) -> RemoteError:
-    """Make the error of an operation that ends for one that had ended well here and failed elsewhere."""
+    """Make the error of an operation that ends for another that had ended well here and failed elsewhere."""
     assert notices.belated is not None
     number, failure = notices.belated
     notices.known(number)

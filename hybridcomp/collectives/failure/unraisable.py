@@ -6,13 +6,13 @@ import weakref
 
 
 def report(error: BaseException, where: str) -> None:
-    """Pass an error to ``sys.unraisablehook``, as Python does with what is raised where nobody can catch it.
+    """Pass an error to ``sys.unraisablehook``, as Python does with errors that no caller can catch.
 
     Args:
-        error: that was raised.
-        where: in words.
+        error: error that was raised.
+        where: place of the error, in words.
     """
-    # Python makes the hook's argument, which a program cannot, of what a weak reference's callback raises.
+    # Only Python itself can make the hook's argument: it does so for an error in a weak reference's callback.
     target = _Target()
     reference = weakref.ref(target, _Raising(error, where))
     del target

@@ -2,9 +2,9 @@
 
 MPICH (5.0.2, over TCP) may connect without end, in any call that sends, to a rank that has gone, or whose link was cut
 for seconds. A thread of compiled code, which calls nothing of MPI's, looks at the operations in flight, and at the
-calls of MPI that threads make for them. Where, look after look, an operation is late and a thread inside MPI, the
-process ends, with a message that names the operation. First messages to a rank, and notices to ranks in trouble, are
-sent by threads of their own (:mod:`.contact`, :mod:`.posting`), whose calls nobody waits for.
+calls of MPI that threads make for them. Where, look after look, an operation is late and a thread is inside MPI, the
+process ends, with a message that names the operation. Separate threads (:mod:`.contact`, :mod:`.posting`), whose calls
+no thread waits for, send first messages to a rank, and notices to ranks in trouble.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from hybridcomp.native import kernels
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.completion import Name
 
-BETWEEN_SECONDS, LOOKS = 1.0, 10  # of which each has seen the same
+BETWEEN_SECONDS, LOOKS = 1.0, 10  # seconds between looks, and looks that must see the same
 
 
 def watch_process(who: str) -> None:
-    """Start the thread, once; ``who`` is this process, for the message."""
+    """Start the thread, once; ``who`` names this process in the message."""
     kernels().watchdog_start(who, BETWEEN_SECONDS, LOOKS)
 
 
 def watched(what: str | Name, seconds: float) -> AbstractContextManager[Any]:
-    """Watch something that should end within so many seconds, until the block's end or the result's."""
+    """Watch an operation that should end within ``seconds``, until the block ends or the result is dropped."""
     one: AbstractContextManager[Any] = kernels().WatchedOperation(time.monotonic() + seconds, what)
     return one
 
 
 @functools.cache
 def inside_mpi() -> AbstractContextManager[Any]:
-    """Return what encloses a call of MPI that should come back at once; may be entered again, and by all threads."""
+    """Return a context manager for an MPI call that should come back at once; may be nested and shared by threads."""
     inside: AbstractContextManager[Any] = kernels().InsideMpi()
     return inside

@@ -1,10 +1,10 @@
-"""Start operations on plain arrays without Python: MPI's own, and programs of the compiled engine.
+"""Start operations on plain arrays in compiled code: MPI's own, and programs of the compiled engine.
 
-A small message takes a few microseconds, and so does starting an operation. What the policy says of arrays of a kind is
+A small message takes a few microseconds, and so does starting an operation. The policy's answer for arrays of a kind is
 learnt once; then the compiled module posts MPI's non-blocking operation, or starts the program, at once. A blocking
-call polls it for a moment; what takes longer, and what nobody waits for yet, is a request of the engine's, which
-gives up the core, and ends it in time. Nobody overtakes: where an operation waits to be posted, the next one
-takes the usual way.
+call polls it for a moment; an operation that takes longer, or that no thread waits for yet, becomes a request of the
+engine, which gives up the core, and ends it in time. No operation overtakes another: where one waits to be posted, the
+next one takes the usual way.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _all: weakref.WeakSet[FastPath] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """Leave everything to the engine, whose error says that MPI is the parent's."""
+    """Leave all operations to the engine, whose error says that MPI belongs to the parent process."""
     for comm in _all:
         comm._waiting = comm._messages_waiting = _CLOSED
 
 
 os.register_at_fork(after_in_child=_forked)
 
-# What is left of an operation that compiled code has posted: its flight, or True if it has ended, or MPI's error; its
-# buffers; of a send or a receive the peer; of a receive the status. A plain tuple: to make one is no call, after which
-# a signal's handler could be called.
+# Rest of an operation that compiled code has posted: its flight, or True if it has ended, or MPI's error; its buffers;
+# the peer of a send or a receive; the status of a receive. A plain tuple, since making one is no call, after which a
+# signal's handler could be called.
 _Left = tuple[Any, Any, int | None, MPI.Status | None]
 
 
 class FastPath(MpiStarter):
-    """A communicator whose operations on plain arrays start on a native fast path."""
+    """Communicator whose operations on plain arrays start on a native fast path."""
 
     def __init__(
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
@@ -65,7 +65,7 @@ class FastPath(MpiStarter):
         super().__init__(comm, policy, axis, timeout, detail)
         self._learnt = Learnt(self.rank, self._table)
         self._operations = self._learnt.operations
-        self._met = self._p2p_transport.contacts.met  # a first message may take MPI for ever
+        self._met = self._p2p_transport.contacts.met  # in a rank's first message MPI may stay for ever
         self._flight = kernels().Flight
         self._reconsider()
         _all.add(self)
@@ -78,8 +78,8 @@ class FastPath(MpiStarter):
         self._learnt.where = f"on axis {self.axis!r}, rank {self.rank} of {self.size}"
         self._learnt.timeout = self.timeout
         self._learnt.settled_from = self.policy.last_change
-        # Operations that are compared in detail take the usual way always, and so do all of a policy that asks where in
-        # a model they belong: what is learnt of an array here does not know.
+        # Operations that are compared in detail always take the usual way, and so do all operations of a policy that
+        # asks for their place in a model, which is no part of the knowledge cached here.
         detail, places = self._comparison is not None, self.policy.places
         self._waiting = _CLOSED if detail or places else self._transport.post_queue.tickets
         self._messages_waiting = _CLOSED if places else self._p2p_transport.post_queue.tickets
@@ -97,12 +97,12 @@ class FastPath(MpiStarter):
         return super().stats()
 
     def activity(self) -> Activity:
-        """Return what ``hybridcomp top`` shows of it; may be called by any thread."""
+        """Return the activity of the communicator that ``hybridcomp top`` shows; may be called by any thread."""
         self._learnt.settle()
         return super().activity()
 
     def _done(self, key: Key, ask: Ask, send: Any = None, recv: Any = None, op: Any = None) -> bool:
-        """Do a collective on two buffers; return False if it must take the usual path."""
+        """Run a collective on two buffers; return False if it must take the usual path."""
         notices, codec = self._notices, key[CODEC]
         if self._waiting or self._started >= self._review_at:
             return False
@@ -115,14 +115,14 @@ class FastPath(MpiStarter):
         operation = self._operations.get(key)
         if operation is None or self.step != self._learnt.step:
             operation = self._learnt.find(key, self.step)
-        # Python answers a signal as a call is over, and the call's result would be lost: unpacking is no call.
+        # Python calls a signal's handler at the end of a call, whose result would be lost: unpacking is no call.
         (done,) = map(operation.start, (send,), (recv,))
         if done is None:
             self._learnt.learn(operation, key, ask, send, recv, op)
             (done,) = map(operation.start, (send,), (recv,))
         if done is True:
             self._started += 1
-            if notices is not None:  # whoever waits for this rank later is told where it is
+            if notices is not None:  # a rank that waits for this one later is told how far it is
                 notices.latest = self._started
             return True
         if not done:
@@ -130,7 +130,7 @@ class FastPath(MpiStarter):
         left: list[_Left] = [(done, (send, recv), None, None)]
         try:
             self._await(left)
-        except BaseException:  # of a signal's handler, before the engine has it
+        except BaseException:  # a signal's handler raised it before the engine has the operation
             self._hand_over(left)
             raise
         return True
@@ -144,14 +144,15 @@ class FastPath(MpiStarter):
         peer: int | None = None,
         status: MPI.Status | None = None,
     ) -> engine.Request | None:
-        """Start an operation, and do not wait for it; None if it must take the usual way.
+        """Start an operation, without waiting for it; None if it must take the usual way.
 
         Args:
-            key, ask: of the operation.
+            key: key of the operation.
+            ask: function that finds its kind.
             arguments: two buffers; or with a ``peer`` the array, the peer and the tag.
-            op: the reduction.
-            peer: of a send or a receive.
-            status: of a receive.
+            op: reduction operator.
+            peer: peer of a send or a receive; None for a collective.
+            status: status of a receive.
         """
         notices, waiting = (self._notices, self._waiting) if peer is None else (None, self._messages_waiting)
         codec = key[CODEC]
@@ -191,7 +192,7 @@ class FastPath(MpiStarter):
             self._started = number
         else:
             self._messages = number
-        # From here on the engine has it, whatever a signal's handler raises.
+        # From here on the engine has the operation, even if a signal's handler raises an error.
         request.run = flight.run
         request.priority = flight.note[1].bit_length()
         self._engine.poll_soon()
@@ -227,7 +228,7 @@ class FastPath(MpiStarter):
             left: list[_Left] = [(done, array, peer, status)]
             try:
                 self._await(left)
-            except BaseException:  # of a signal's handler, before the engine has it
+            except BaseException:  # a signal's handler raised it before the engine has the operation
                 self._hand_over(left)
                 raise
         if checked and status is not None:
@@ -245,9 +246,10 @@ class FastPath(MpiStarter):
         """Send and receive at once; False if both must take the usual way.
 
         Args:
-            keys, ask: of the send and of the receive.
+            keys: keys of the send and of the receive.
+            ask: function that finds their kinds.
             outgoing, incoming: an array, its peer and its tag.
-            status: of the receive.
+            status: status of the receive.
         """
         codec = keys[0][CODEC]
         if self._messages_waiting or (codec is not None and codec.__class__ is not str):
@@ -274,7 +276,7 @@ class FastPath(MpiStarter):
             ]
             try:
                 self._await(left)
-            except BaseException:  # of a signal's handler, before the engine has it
+            except BaseException:  # a signal's handler raised it before the engine has the operation
                 self._hand_over(left)
                 raise
         if checked and status is not None:
@@ -282,7 +284,7 @@ class FastPath(MpiStarter):
         return True
 
     def _check_plain(self, array: Any, status: MPI.Status) -> None:
-        """Refuse compressed data: of a larger array, whose message happens to fit."""
+        """Refuse compressed data: they are of a larger array, whose message happens to fit."""
         if array.dtype.kind == "f" and encoded(status.Get_count(MPI.BYTE)):
             raise self._too_large(status.Get_source(), "it is compressed")
 
@@ -299,7 +301,7 @@ class FastPath(MpiStarter):
         """Wait in the engine for blocking operations that have not ended.
 
         Raises:
-            MPI.Exception, MismatchError: one of them is MPI's error, and no flight.
+            MPI.Exception, MismatchError: MPI has refused one of them, so that it has an error instead of a flight.
         """
         refused = [(code, peer) for code, _, peer, _ in left if isinstance(code, int)]
         requests = self._hand_over(left)
@@ -309,7 +311,7 @@ class FastPath(MpiStarter):
         wait_for(requests, None)
 
     def _hand_over(self, left: list[_Left]) -> list[engine.Request]:
-        """Make requests of what is left: the engine goes on with them, whatever a signal's handler raises."""
+        """Make requests of the operations left, with which the engine goes on even if a signal's handler raises."""
         requests = []
         with deferral:
             while left:
@@ -332,7 +334,7 @@ class FastPath(MpiStarter):
         return requests
 
     def _flown(self, left: _Left) -> Steps:
-        """Wait for what compiled code has posted, and count it."""
+        """Wait for an operation that compiled code has posted, and count it."""
         flight, keep, peer, status = left
         row, raw, plain, _ = flight.note
         run = flight.run

@@ -1,4 +1,4 @@
-"""Cache what compiled code needs to repeat a communicator's operations on plain arrays."""
+"""Cache the data with which compiled code repeats a communicator's operations on plain arrays."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.native import kernels
 
 _MOST_OPERATIONS = 4096
-_MOST_KINDS = 64  # of arrays, for each
+_MOST_KINDS = 64  # kinds of arrays for each operation
 
-# Operation; id of the reduction, or root; name, phase and codec; of a collective the algorithm.
+# Key of an operation: its name; id of the reduction, or root; name, phase and codec; the algorithm of a collective.
 Key = tuple[Any, ...]
-CODEC = 4  # where the codec is, which is a key only if it is a string
+CODEC = 4  # index of the codec, which is a key only if it is a string
 
 
 class Shape(NamedTuple):
-    """The positions of the arguments of one of MPI's functions; -1 for one that it does not take.
+    """Positions of the arguments of one of MPI's functions; -1 for an argument that it does not take.
 
     Attributes:
-        function: its name.
-        send, recv: places of the buffers.
-        request: of the request, the last.
+        function: name of the function.
+        send, recv: positions of the buffers.
+        request: position of the request, the last argument.
     """
 
     function: str
@@ -51,32 +51,33 @@ _SHAPES = {
 }
 
 
-# What an operation on arrays is counted as, and what does it: a program of the engine, or MPI's function with these
-# arguments up to the communicator, 0 where a buffer, a peer or a tag goes.
+# Kind of an operation on arrays: its statistics, and a program of the engine that runs it, or the arguments of MPI's
+# function up to the communicator, with 0 for a buffer, a peer or a tag.
 Kind = tuple[Call, list[int] | Any]
-# Which kind a key, two buffers and a reduction make; None if it is not for MPI alone.
+# Function that returns the kind of a key, two buffers and a reduction; None if neither MPI nor the engine can do it
+# alone.
 Ask = Callable[[Key, Any, Any, Any], Kind | None]
-# How those of one kind are counted: their row, and the raw and plain bytes of each; and the reduction.
+# Counting of operations of one kind: their row, the raw and plain bytes of each, and the reduction.
 _Counted = tuple[StatRow, int, int, Any]
 
 
 class ForOnceError(Exception):
-    """The policy's answer is for the next operation alone, which takes the usual way: there is nothing to cache."""
+    """Raised where the policy's answer is for the next operation alone, which takes the usual way, uncached."""
 
 
 class Learnt:
-    """The cached operations of one communicator, each with the kinds of arrays that it knows.
+    """Cached operations of one communicator, each with the kinds of arrays that it knows.
 
     Args:
-        rank: of the communicator.
-        table: of its statistics.
+        rank: number of this rank in the communicator.
+        table: table of its statistics.
 
     Attributes:
-        operations: by key.
-        step: the latest training step of an operation.
-        settled_from: the training step from which on the policy's answers no longer change.
-        where: they are, for error messages.
-        timeout: seconds that they may take.
+        operations: cached operations by key.
+        step: latest training step of an operation.
+        settled_from: training step from which on the policy's answers no longer change.
+        where: axis and rank of the operations, in words, for error messages.
+        timeout: seconds that an operation may take.
     """
 
     def __init__(self, rank: int, table: StatTable) -> None:
@@ -112,7 +113,7 @@ class Learnt:
         return operation
 
     def learn(self, operation: Any, key: Key, ask: Ask, send: Any, recv: Any, op: Any) -> None:
-        """Cache a key's operation of arrays such as these; an object that is kept has no other's id."""
+        """Cache a key's operation on arrays such as these; keeping the reduction keeps its id from another object."""
         if operation.kinds() >= _MOST_KINDS:
             self._settle(operation)
             operation.forget()
@@ -133,17 +134,17 @@ class Learnt:
         operation.learn(send, recv, counted, arguments, program)
 
     def settle(self) -> None:
-        """Count what has ended and is not counted yet."""
+        """Count the operations that have ended and are not counted yet."""
         for operation in list(self.operations.values()):
             self._settle(operation)
 
     def _settle(self, operation: Any) -> None:
-        """Count what an operation has not counted yet."""
+        """Count the uncounted runs of an operation."""
         for (row, raw, plain, _), calls, seconds, tally in operation.take():
             self._table.count(row, calls, raw, plain, seconds, tally)
 
     def forget(self) -> None:
-        """Count what has ended, and learn anew."""
+        """Count the operations that have ended, and drop the cache."""
         self.settle()
         self.operations.clear()
 

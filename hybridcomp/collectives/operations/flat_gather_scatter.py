@@ -1,7 +1,7 @@
 """Start gathers, scatters, all-gathers and all-to-alls of flat buffers, of equal parts or of any.
 
-``extents`` are, per rank, the first element and the number of elements of its part; those that know only their own
-part give None, and the policy is then asked about a large message, alike on all ranks.
+``extents`` are the first element and the element count of each rank's part; ranks that know only their own part give
+None, and the policy is then asked about a large message, alike on all ranks.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def gather(
 ) -> Request:
     """Start to gather every rank's ``send`` at ``root``; ``extents`` is None for equal parts.
 
-    ``recv`` and ``extents`` say something at the root alone.
+    ``recv`` and ``extents`` are used at the root alone.
     """
     comm._check_rank(root, "root")
     at_root = comm.rank == root
@@ -177,7 +177,7 @@ def scatter(
 ) -> Request:
     """Start to give each rank its part of the root's ``send``; ``extents`` is None for equal parts.
 
-    ``send`` and ``extents`` say something at the root alone.
+    ``send`` and ``extents`` are used at the root alone.
     """
     comm._check_rank(root, "root")
     equal = extents is None
@@ -227,8 +227,8 @@ def alltoallv(
 ) -> Request:
     """Start an all-to-all; ``outgoing`` and ``incoming`` are (first element, count) per rank.
 
-    The policy is asked about ``comm.size`` times the largest part, ``largest`` elements, which all ranks
-    must know alike; None is taken for large.
+    The policy is asked about ``comm.size`` times the largest part, ``largest`` elements, a number that must be the same
+    on all ranks; None counts as large.
     """
     device = together(send, recv)
     if overlap(send, recv):
@@ -253,7 +253,7 @@ def alltoallv(
 
 
 def _own_count(comm: MpiStarter, n: int) -> tuple[int, ...]:
-    """Return the counts of all ranks where a rank knows its own alone: 0 for the others."""
+    """Return the counts of all ranks where a rank knows only its own count: 0 for the others."""
     return tuple(n if q == comm.rank else 0 for q in range(comm.size))
 
 

@@ -1,4 +1,4 @@
-"""Send and receive of flat buffers."""
+"""Start sends and receives of flat buffers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hybridcomp.collectives.starting import Operands
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback, place
 
-# An encoded message is a buffered one, and who receives is as ready for it as for any.
+# An encoded message is buffered already, and a receiver that is ready for any message is ready for it.
 _FRAMED_MODES = {"Ibsend": "Isend", "Irsend": "Isend"}
 
 
@@ -44,11 +44,12 @@ def send(
     """Start a send.
 
     Args:
-        data: what to send.
+        comm: communicator that sends.
+        data: buffer to send.
         dest, tag: as in MPI.
-        name, phase, codec: as everywhere.
-        mode: the name of MPI's method.
-        frame: encode it whatever the policy says.
+        name, phase, codec: as in :class:`~hybridcomp.collectives.communicator.Communicator`.
+        mode: name of MPI's method.
+        frame: whether to encode the message whatever the policy says.
     """
     comm._check_rank(dest, "dest")
     device = together(data)
@@ -98,7 +99,7 @@ def recv(
     codec: CodecLike,
     status: MPI.Status | None = None,
 ) -> Request:
-    """Start a receive; the request's ``status``, which may be given, tells source and count."""
+    """Start a receive; the request's ``status``, which the caller may give, tells source and count."""
     if source != MPI.ANY_SOURCE:
         comm._check_rank(source, "source")
     status = MPI.Status() if status is None else status
@@ -142,7 +143,7 @@ def recv(
 def recv_array(
     comm: MpiStarter, source: int, tag: int, most_bytes: int, status: MPI.Status | None
 ) -> tuple[Request, list[Any]]:
-    """Start to receive a framed message of any length; the list will hold the array."""
+    """Start to receive a framed message of any length; return the request, and a list that will hold the array."""
     if source != MPI.ANY_SOURCE:
         comm._check_rank(source, "source")
     status = MPI.Status() if status is None else status
@@ -160,14 +161,14 @@ def recv_array(
 
 
 def _programs_now(comm: MpiStarter, device: list[DeviceArray]) -> MessagePrograms | None:
-    """Return the engine's programs; None where it may not post a message now: it does so at once."""
+    """Return the engine's programs, which post at once; None where a message may not be posted now."""
     return None if device or not comm._p2p_transport.post_queue.empty else comm._message_programs
 
 
 def choose_send(
     comm: MpiStarter, data: Flat, name: str | None, phase: str | None, codec: CodecLike
 ) -> Choice:
-    """Choose the codec of a send; none for what is no float."""
+    """Choose the codec of a send; ``none`` for elements other than floats."""
     choice = comm._choose("send", data, name, phase, codec)
     if choice.compresses and not data.dtype.is_float:
         return Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
@@ -175,7 +176,7 @@ def choose_send(
 
 
 def _link(comm: MpiStarter, choice: Choice) -> Link | None:
-    """Return the memory of the link that the program names around a send which the policy compresses."""
+    """Return the memory of the link that the program names around a compressed send; None for none."""
     name = place().link
     if name is None or (choice.feedback is None and choice.codec.name != "powersgd"):
         return None
@@ -184,12 +185,12 @@ def _link(comm: MpiStarter, choice: Choice) -> Link | None:
 
 
 def codecs_of(comm: MpiStarter, codec: CodecLike) -> tuple[Any, ...]:
-    """Return the codecs that may carry a message here."""
+    """Return the codecs that may carry a message on this axis, or with this call's codec."""
     if isinstance(codec, Choice):
         return (codec.codec,)
     return comm.policy.codecs(comm.axis, "send") if codec is None else (get_codec(codec),)
 
 
 def may_be_encoded(comm: MpiStarter, dtype: DType, codec: CodecLike) -> bool:
-    """Tell whether sends of a dtype may be compressed here: the same answer at both ends, whatever the size."""
+    """Tell whether sends of a dtype may be compressed here, with the same answer at both ends for any size."""
     return dtype.is_float and any(c.name != "none" for c in codecs_of(comm, codec))

@@ -1,6 +1,6 @@
-"""Start all-reduces that are encoded: of one array or of several, by linear codecs and by all others.
+"""Start encoded all-reduces of one array or of several, by linear codecs and by all others.
 
-Nothing here needs MPI: whoever starts them decides what carries the messages.
+Nothing here needs MPI: the starter of the operations decides on the transport of the messages.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from hybridcomp.policy import Choice, check_feedback
 
 
 class Extent(Protocol):
-    """A part of an array: its elements ``start`` to ``start + size``."""
+    """Part of an array: its elements ``start`` to ``start + size``."""
 
     @property
     def name(self) -> str:
-        """Return the name by which error feedback is kept."""
+        """Return the name under which error feedback is kept."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape that its codec sees."""
+        """Return the shape that the codec sees."""
 
     @property
     def start(self) -> int:
-        """Return the index of its first element."""
+        """Return the index of the part's first element."""
 
     @property
     def size(self) -> int:
-        """Return the number of its elements."""
+        """Return the number of the part's elements."""
 
 
 def allreduce_parts(
@@ -48,21 +48,21 @@ def allreduce_parts(
     choice: Choice,
     step: int,
 ) -> Started | None:
-    """Start one all-reduce of parts of an array, in place, each with the bits that it has alone.
+    """Start one all-reduce of parts of an array, in place; each part gets the same bits as in its own all-reduce.
 
     Args:
-        comm: starts it.
+        comm: starter of the operation.
         data: the array.
-        parts: of it.
+        parts: parts of the array.
         reduction: ``"sum"`` or ``"avg"``.
-        choice: what carries them.
-        step: of training, for codecs that draw random numbers.
+        choice: codec and form of feedback for the parts.
+        step: training step, for codecs that draw random numbers.
 
     Returns:
-        The request; None where it takes an operation for each part: then nothing has been started.
+        The request; None where each part needs its own operation: then nothing has been started.
     """
     codec, form = choice.codec, choice.feedback
-    # A codec that is another one at each step of a memory may be another one for each part.
+    # A codec that differs between steps of a memory may differ between parts.
     drawn = form is not None and codec.at_step(0) is not codec and not codec.linear
     if drawn or isinstance(data.data, DeviceArray):
         return None
@@ -98,18 +98,18 @@ def allreduce_encoded(
     step: int | None = None,
     framed: bool = False,
 ) -> Started:
-    """Start an all-reduce of one array by an algorithm of ours.
+    """Start an all-reduce of one array by an algorithm of this package.
 
     Args:
-        comm: starts it.
+        comm: starter of the operation.
         operands: the array, and room for the result: of one size and dtype; may be the same memory.
-        choice: what carries it.
-        call: statistics.
+        choice: codec and form of feedback for the array.
+        call: statistics of the operation.
         reduction: ``"sum"`` or ``"avg"``.
-        name: of the array; None for no memory.
-        algorithm: the caller's; None to choose.
-        step: of training: messages without a memory are of the codec of this step; None leaves the codec as it is.
-        framed: messages are encoded by ``none``, too.
+        name: name of the array; None for no error feedback.
+        algorithm: algorithm that the caller asks for; None to choose.
+        step: training step, whose codec messages without error feedback use; None leaves the codec as it is.
+        framed: whether messages are encoded even by ``none``.
     """
     send, recv = operands.send, operands.recv
     assert send is not None
@@ -128,7 +128,7 @@ def allreduce_encoded(
 def remembering(
     comm: OperationStarter[Started], op: str, choice: Choice, name: str | None, n: int
 ) -> tuple[Callable[[Carrier], Any] | None, str | None]:
-    """Return what sets a data path's memory and its step's codec, and the memory's form; None without feedback."""
+    """Return a function that sets a data path's memory and its step's codec, and the form; None without feedback."""
     form = choice.feedback
     if form is None or name is None:
         return None, None
@@ -162,11 +162,11 @@ def allreduce_linear(
 
     def run(carrier: Carrier, send: Flat | None, recv: Flat | None, _: Any) -> Steps:
         here = arrays
-        if device:  # these are there, or in a host's copy of it
+        if device:  # the buffers are on the device, or in a host's copy of it
             assert send is not None
             assert recv is not None
             here = [first._replace(send=send, recv=recv)]
-        # In the operation: the other ranks are told if it fails.
+        # Inside the operation, so that the other ranks are told if it fails.
         parts = [part._replace(memory=memory(carrier, part)) for part in here]
         return linear_allreduce(
             carrier,
@@ -189,7 +189,7 @@ def _part(data: Flat, part: Extent) -> Part:
 
 
 def at_step(step: int) -> Callable[[Carrier], None]:
-    """Return what gives a carrier its codec of a step of training, and no memory."""
+    """Return a function that gives a carrier its codec of a training step, and no memory."""
 
     def choose(carrier: Carrier) -> None:
         carrier.codec = carrier.codec.at_step(step)

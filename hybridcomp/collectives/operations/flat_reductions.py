@@ -1,7 +1,7 @@
-"""Start reductions of flat buffers: ask the policy, pick the algorithm, start it.
+"""Start reductions of flat buffers: ask the policy and pick the algorithm.
 
 Buffers of one call are all in host memory or all on one device; ranks may differ in that.
-:class:`~hybridcomp.collectives.communicator.Communicator` puts mpi4py's face on these functions.
+:class:`~hybridcomp.collectives.communicator.Communicator` offers these functions under mpi4py's interface.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def choose_sum(
     *,
     ahead: bool = False,
 ) -> Choice:
-    """Choose the codec of a reduction, or ``ahead`` of one; none for what is neither sum nor average of floats."""
+    """Choose the codec of a reduction, or ``ahead`` of one; ``none`` for all but sums and averages of floats."""
     if op not in (MPI.SUM, AVG):
         return Choice(NONE, None, "neither sum nor average")
     choice = comm._choose(op_name, data, name, phase, codec, ahead=ahead)
@@ -61,7 +61,7 @@ def choose_sum(
 
 
 def uses_schedule(choice: Choice, data: Flat, op: Op) -> bool:
-    """Tell whether our own algorithm runs, and not MPI's."""
+    """Tell whether an algorithm of this package runs, and not MPI's."""
     half = data.dtype in (DType.FLOAT16, DType.BFLOAT16)
     big_half = half and op in (MPI.SUM, AVG) and data.nbytes >= _DIRECT_HALF_BYTES
     return choice.encodes or (big_half and choice.reason != "one rank")
@@ -86,11 +86,13 @@ def allreduce(
     """Start an all-reduce of ``send`` into ``recv``.
 
     Args:
-        send, recv: of one size and dtype; may be the same memory.
-        op: the reduction.
-        name, phase, codec, algorithm: as of :class:`~hybridcomp.collectives.communicator.Communicator`.
-        step: of training: messages without a memory are of the codec of this step; None leaves the codec as it is.
-        framed: messages are encoded by ``none``, too, and ``algorithm`` decides in which order ranks are summed.
+        comm: communicator to reduce on.
+        send, recv: buffers of one size and dtype; may be the same memory.
+        op: reduction operator.
+        name, phase, codec, algorithm: as in :class:`~hybridcomp.collectives.communicator.Communicator`.
+        step: training step, whose codec messages without error feedback use; None leaves the codec as it is.
+        framed: whether messages are encoded even by ``none``, and ``algorithm`` decides in which order ranks are
+            summed.
     """
     p = comm.size
     device = together(send, recv)
@@ -130,7 +132,7 @@ def reduce_scatter_block(
     codec: CodecLike,
     algorithm: str | None = None,
 ) -> Request:
-    """Start a reduce-scatter of equal blocks: ``recv`` gets block ``rank`` of the sum of ``send``."""
+    """Start a reduce-scatter of equal blocks: rank r gets block r of the sum of ``send`` in ``recv``."""
     p = comm.size
     device = together(send, recv)
     if send.size != p * recv.size:
@@ -163,7 +165,7 @@ def reduce_scatter(
     phase: str | None,
     codec: CodecLike,
 ) -> Request:
-    """Start a reduce-scatter of parts of any size: ``recv`` gets part ``rank`` of the sum of ``send``."""
+    """Start a reduce-scatter of parts of any size: rank r gets part r of the sum of ``send`` in ``recv``."""
     if len(counts) != comm.size or send.size != sum(counts) or recv.size != counts[comm.rank]:
         raise ValueError(
             f"reduce_scatter of {send.size} elements into {recv.size} on rank {comm.rank} of {comm.size} does not "
@@ -172,7 +174,7 @@ def reduce_scatter(
     if len(set(counts)) == 1:
         return reduce_scatter_block(comm, send, recv, op, name, phase, codec)
     device = together(send, recv)
-    if overlap(send, recv) or not recv.size:  # MPI minds the address of an empty one, too
+    if overlap(send, recv) or not recv.size:  # MPI checks the address of an empty buffer, too
         send = copied(send)
     choice = choose_sum(comm, "reduce_scatter", send, op, name, phase, codec)
     about = {"counts": counts, "dtype": send.dtype, "reduction": op, "name": name}

@@ -1,4 +1,4 @@
-"""Start an all-reduce of small parts of an array as one, uncompressed, in place."""
+"""Start one uncompressed all-reduce of small parts of an array, in place."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ def allreduce_small(
     reduction: str,
     choice: Choice = SMALL,
 ) -> Started:
-    """Start an all-reduce of small parts as one, by the codec ``none``.
+    """Start one all-reduce of small parts of an array, by the codec ``none``.
 
-    Which rank adds an element up depends on its place in its part alone, and so do the bits of the result. Parts that
-    are on a device are copied to the host: one copy for each, where shards side by side would take one for each rank.
+    The rank that adds up an element, and so the bits of the result, depend on the element's place in its part alone.
+    Parts on a device are copied to the host: one copy for each part, where shards side by side would take one for each
+    rank.
 
     Args:
-        comm: starts it.
+        comm: starter of the operation.
         data: the array.
-        parts: of it; at least one.
+        parts: parts of the array, at least one.
         reduction: ``"sum"`` or ``"avg"``.
-        choice: without a codec; by its reason the operation is counted.
+        choice: choice without a codec, under whose reason the operation is counted.
     """
     size = sum(part.size for part in parts)
     nbytes = size * data.dtype.itemsize
@@ -70,7 +71,7 @@ def allreduce_small(
 def _on_host(
     arrays: Sequence[DeviceArray], after: Sequence[Any], run: Callable[[list[Array]], Steps]
 ) -> Steps:
-    """Run steps on host copies of a device's arrays, which get their values."""
+    """Run steps on host copies of a device's arrays, and copy the values back to the arrays."""
     streams = stream_pool(arrays[0].runtime).pair_after(after)
     pool = streams.pool.pinned
     staged = pool.take(sum(_aligned(array.nbytes) for array in arrays))

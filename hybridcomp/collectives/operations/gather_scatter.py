@@ -1,4 +1,4 @@
-"""mpi4py's collectives that move data to or from every rank."""
+"""Provide mpi4py's collectives that move data to or from every rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BARRIER: Key = ("barrier", 0, None, None, None, None)
 
 
 class GatherScatter(FastPath):
-    """Allgather(v), Alltoall(v, w), Bcast and Barrier."""
+    """Methods Allgather(v), Alltoall(v, w), Bcast and Barrier of a communicator."""
 
     # -- all-gather ----------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class GatherScatter(FastPath):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> engine.Request:
-        """Start :meth:`Iallgather` as an operation that is none of MPI's requests."""
+        """Start :meth:`Iallgather` as an operation without an MPI request."""
         key = ("all_gather", 0, name, phase, codec, algorithm)
         request = self._begun(key, self._gather_scatter, (sendbuf, recvbuf))
         if request is not None:
@@ -118,7 +118,7 @@ class GatherScatter(FastPath):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """Start :meth:`Iallgatherv` as an operation that is none of MPI's requests."""
+        """Start :meth:`Iallgatherv` as an operation without an MPI request."""
         try:
             recv, extents = parse_vector(recvbuf, self.size, writable=True)
             mine = part(recv, *extents[self.rank])
@@ -212,7 +212,7 @@ class GatherScatter(FastPath):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """Start :meth:`Ialltoallv` as an operation that is none of MPI's requests."""
+        """Start :meth:`Ialltoallv` as an operation without an MPI request."""
         try:
             recv, incoming = parse_vector(recvbuf, self.size, writable=True)
             if is_in_place(sendbuf):
@@ -226,7 +226,7 @@ class GatherScatter(FastPath):
         )
 
     def Alltoallw(self, sendbuf: Buffer, recvbuf: Buffer) -> None:
-        """Send parts of any size and datatype, by MPI's own."""
+        """Send parts of any size and datatype, by MPI's own operation."""
         self._foreign("all_to_all", lambda: self.mpi.Ialltoallw(sendbuf, recvbuf)).wait()
 
     def Ialltoallw(self, sendbuf: Buffer, recvbuf: Buffer) -> Request:
@@ -245,7 +245,7 @@ class GatherScatter(FastPath):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> None:
-        """Broadcast from ``root``. Where it is compressed, the root, too, ends with the decoded values."""
+        """Broadcast from ``root``. Where the broadcast is compressed, the root, too, ends with the decoded values."""
         key = ("broadcast", root, name, phase, codec, algorithm)
         if self._done(key, self._gather_scatter, buf, buf):
             return
@@ -273,7 +273,7 @@ class GatherScatter(FastPath):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> engine.Request:
-        """Start :meth:`Ibcast` as an operation that is none of MPI's requests."""
+        """Start :meth:`Ibcast` as an operation without an MPI request."""
         key = ("broadcast", root, name, phase, codec, algorithm)
         request = self._begun(key, self._gather_scatter, (buf, buf))
         if request is not None:
@@ -295,7 +295,7 @@ class GatherScatter(FastPath):
         return Request(self.start_barrier())
 
     def start_barrier(self) -> engine.Request:
-        """Start :meth:`Ibarrier` as an operation that is none of MPI's requests."""
+        """Start :meth:`Ibarrier` as an operation without an MPI request."""
         request = self._begun(_BARRIER, self._barriers)
         return flat_reductions.barrier(self) if request is None else request
 
@@ -340,7 +340,7 @@ class GatherScatter(FastPath):
         return self._call(what, choice, raw, sent), [*part_of, *part_of, comm]
 
     def _compressed_gather_scatter(self, key: Key, choice: Choice, flat: Flat) -> Kind | None:
-        """Return the kind of an operation whose messages are compressed; None if the engine does not do it."""
+        """Return the kind of an operation whose messages are compressed; None if the engine does not run it."""
         what, root, _, _, _, algorithm = key
         p, n = self.size, flat.size
         if what == "all_gather":
@@ -359,5 +359,5 @@ class GatherScatter(FastPath):
         return None if program is None else (call, program)
 
     def _sent_on(self, root: int) -> int:
-        """Return how many ranks get a broadcast from this one, by MPI's usual algorithm."""
+        """Return the number of ranks that get a broadcast from this one, by MPI's usual algorithm."""
         return len(family(root, self.rank, self.size)[1])

@@ -1,4 +1,4 @@
-"""mpi4py's sends and receives."""
+"""Provide mpi4py's sends and receives."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from hybridcomp.collectives.requests import Request, wait_for
 
 Buffer = Any
 
-_MOST_BYTES = 1 << 32  # of a message whose length nobody said
+_MOST_BYTES = 1 << 32  # default limit on a message of unknown length
 
 
 class PointToPoint(Probes):
-    """mpi4py's sends and receives of a communicator.
+    """Methods for sends and receives of a communicator, as in mpi4py.
 
-    Where a policy compresses sends on an axis, both ends must be communicators of ours.
+    Where a policy compresses sends on an axis, both ends must be communicators of this package.
     """
 
     # -- sends ---------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ class PointToPoint(Probes):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> None:
-        """Send to ``dest``. With ``codec=``, the receiver must give the same."""
+        """Send to ``dest``. With ``codec=``, the receiver must give the same codec."""
         if dest in self._met and self._sent(
             ("send", 0, name, phase, codec), self._single, buf, dest, tag, None
         ):
@@ -94,7 +94,7 @@ class PointToPoint(Probes):
         return Request(self.start_send(buf, dest, tag, name, phase, codec, "Irsend"))
 
     def Bsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
-        """Send as :meth:`Send` does, through the buffer attached to MPI; compressed data is in a buffer of our own."""
+        """Send as :meth:`Send` does, through the buffer attached to MPI; compressed data are in a separate buffer."""
         self.Ibsend(buf, dest, tag, **ours)
 
     def Ibsend(
@@ -120,7 +120,7 @@ class PointToPoint(Probes):
         codec: CodecLike = None,
         mode: str = "Isend",
     ) -> engine.Request:
-        """Start :meth:`Isend` as an operation that is none of MPI's requests."""
+        """Start :meth:`Isend` as an operation without an MPI request."""
         if mode == "Isend" and dest in self._met:
             key = ("send", 0, name, phase, codec)
             request = self._begun(key, self._single, (buf, dest, tag), None, dest)
@@ -152,9 +152,9 @@ class PointToPoint(Probes):
         *,
         codec: CodecLike = None,
     ) -> None:
-        """Receive into ``buf``, which may have room for more.
+        """Receive into ``buf``, which may be larger than the message.
 
-        ``status`` is filled with source, tag and count of what was sent, before any compression.
+        ``status`` is filled with source, tag and count of the sent elements, before any compression.
         """
         if self._sent(("recv", 0, None, None, codec), self._single, buf, source, tag, status):
             return
@@ -169,10 +169,10 @@ class PointToPoint(Probes):
     def start_recv(
         self, buf: Buffer, source: int, tag: int, codec: CodecLike = None, status: MPI.Status | None = None
     ) -> engine.Request:
-        """Start :meth:`Irecv` as an operation that is none of MPI's requests."""
+        """Start :meth:`Irecv` as an operation without an MPI request."""
         status = MPI.Status() if status is None else status
         if self._may_receive(source):
-            # Whatever the size: who waits for it may not be told what came.
+            # Whatever the size: the waiting caller may not learn whether compressed data came.
             key = ("recv", 1, None, None, codec)
             request = self._begun(key, self._single, (buf, source, tag), None, source, status)
             if request is not None:
@@ -252,7 +252,7 @@ class PointToPoint(Probes):
         *,
         codec: CodecLike = None,
     ) -> None:
-        """Send what is in ``buf``, and receive into it."""
+        """Send the content of ``buf``, and receive into it."""
         wait_for(self._sendrecv_replace(buf, dest, sendtag, source, recvtag, codec, status), None)
 
     def Isendrecv_replace(
@@ -299,7 +299,7 @@ class PointToPoint(Probes):
     # -- arrays whose length the receiver does not know ----------------------------------------------
 
     def Send_array(self, array: Any, dest: int, tag: int = 0, **ours: Any) -> None:
-        """Send an array of any codec's dtypes for :meth:`Recv_array`; compressed where the policy says so."""
+        """Send an array of a dtype that codecs carry for :meth:`Recv_array`; compressed where the policy says so."""
         self.Isend_array(array, dest, tag, **ours).wait()
 
     def Isend_array(
@@ -323,25 +323,25 @@ class PointToPoint(Probes):
         *,
         most_bytes: int = _MOST_BYTES,
     ) -> Any:
-        """Receive what :meth:`Send_array` sent, without knowing its length, dtype or codec.
+        """Receive an array that :meth:`Send_array` sent, without knowing its length, dtype or codec.
 
         Args:
-            source, tag: of the message. A receive started meanwhile that fits the message, too, may get it first.
-            status: filled as by :meth:`Recv`.
-            most_bytes: a larger array is refused.
+            source, tag: as in MPI. A receive started meanwhile that fits the message, too, may get it first.
+            status: status to fill as :meth:`Recv` does.
+            most_bytes: limit on the array's bytes; a larger array is refused.
 
         Returns:
             A new one-dimensional NumPy array.
 
         Raises:
-            WireError: what came is damaged, or was sent by another method.
-            MismatchError: it is larger than ``most_bytes``.
+            WireError: the message is damaged, or was sent by another method.
+            MismatchError: the array is larger than ``most_bytes``.
         """
         request, arrays = flat_p2p.recv_array(self, source, tag, most_bytes, status)
         request.wait()
         return arrays[0]
 
-    # -- what they share -----------------------------------------------------------------------------
+    # -- shared by sends and receives ----------------------------------------------------------------
 
     def _foreign_message(
         self,
@@ -369,7 +369,7 @@ class PointToPoint(Probes):
         programs = self._message_programs
         if what == "recv":
             call = self._plain_call("recv", flat.nbytes, 0)
-            # A smaller buffer gets no message that the policy has compressed.
+            # The policy compresses no message that fits a smaller buffer.
             least = self._compressed_from if codec is None and not of_any_size else 0
             if least is None or flat.nbytes < least or not flat_p2p.may_be_encoded(self, flat.dtype, codec):
                 return call, arguments
@@ -379,7 +379,7 @@ class PointToPoint(Probes):
             call = self._call("send", choice, flat.nbytes, flat.nbytes)
             if not choice.compresses:
                 return call, arguments
-            if choice.feedback is not None:  # that depends on where in a model the caller is
+            if choice.feedback is not None:  # feedback depends on the caller's place in a model
                 return None
             program = programs and programs.send(choice.codec, flat.dtype, flat.size)
         return None if program is None else (call, program)

@@ -1,4 +1,4 @@
-"""Start operations again and again on arrays of their own: nothing is parsed or chosen at a start."""
+"""Start operations again and again on their own arrays: nothing is parsed or chosen at a start."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Plan:
-    """A persistent operation and its buffers.
-
-    A context manager, which frees it.
+    """Persistent operation and its buffers; a context manager that frees it.
 
     Attributes:
-        send: the array to fill before a start; its contents stay.
-        recv: the result; ``send`` itself for a broadcast.
+        send: array to fill before a start; its contents stay.
+        recv: array of the result; ``send`` itself for a broadcast.
     """
 
     def __init__(
@@ -47,10 +45,10 @@ class Plan:
         self._freed = False
 
     def start(self) -> Request:
-        """Start the operation; both arrays are its own until the request is done.
+        """Start the operation; both arrays belong to it until the request is done.
 
         Raises:
-            RuntimeError: it is still running, or freed.
+            RuntimeError: the operation is still running, or the plan was freed.
         """
         return Request(self._start())
 
@@ -60,7 +58,7 @@ class Plan:
         return self.recv
 
     def free(self) -> None:
-        """Release what MPI keeps for it; collective, and not while it is running."""
+        """Release MPI's request; collective, and not while the operation is running."""
         self._idle()
         if not self._freed:
             self._freed = True
@@ -88,7 +86,7 @@ class Plan:
 
 
 class Plans(FastPath):
-    """Persistent operations. The codec is chosen when a plan is made, at the communicator's ``step`` of then.
+    """Methods that plan persistent operations. A plan's codec is chosen when it is made, at the ``step`` of that time.
 
     Making a plan is collective. Keyword arguments are those of the operation.
     """
@@ -126,7 +124,7 @@ class Plans(FastPath):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> Plan:
-        """Plan a reduce-scatter whose blocks have a shape: ``send`` has one more dimension, the ranks."""
+        """Plan a reduce-scatter whose blocks have a shape: ``send`` has one more dim, the ranks."""
         send, recv, s, r = _arrays(dtype, self._all_of(shape), shape)
         choice = flat_reductions.choose_sum(self, "reduce_scatter", s, op, name, phase, codec)
         plain = (
@@ -152,7 +150,7 @@ class Plans(FastPath):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> Plan:
-        """Plan an all-gather of arrays of a shape: ``recv`` has one more dimension, the ranks."""
+        """Plan an all-gather of arrays of a shape: ``recv`` has one more dim, the ranks."""
         send, recv, s, r = _arrays(dtype, shape, self._all_of(shape))
         choice = self._choose("all_gather", s, name, phase, codec)
         if not choice.compresses:

@@ -1,4 +1,4 @@
-"""mpi4py's probes for messages that MPI has and nobody received."""
+"""Provide mpi4py's probes for messages that MPI has and that were not received."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _POLL_SECONDS = 50e-6  # between polls for a message, once it is late
 
 
 class Probes(FastPath):
-    """Probe, Mprobe and their kin, by MPI's own: their counts are of the bytes on the wire."""
+    """Methods Probe, Mprobe and their kin, by MPI's own: their counts are of the bytes on the wire."""
 
     def Probe(
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> Literal[True]:
-        """Wait until a message is here; its count is that of the bytes on the wire."""
+        """Wait until a message is here; its count is the number of bytes on the wire."""
         with self._watched():
             self._poll(lambda: self._p2p.Iprobe(source, tag, status), source)
         return True
@@ -40,7 +40,7 @@ class Probes(FastPath):
     def Mprobe(
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
     ) -> MPI.Message:
-        """Wait until a message is here, and take it; what it gives is MPI's own."""
+        """Wait until a message is here, and match it; return MPI's own message."""
         with self._watched():
             message: MPI.Message = self._poll(lambda: self._p2p.Improbe(source, tag, status), source)
         return message

@@ -1,4 +1,4 @@
-"""mpi4py's reductions."""
+"""Provide mpi4py's reductions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Buffer = Any
 
 
 class Reductions(FastPath):
-    """Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, Scan and Exscan.
+    """Methods Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, Scan and Exscan of a communicator.
 
     ``op`` is an MPI operation, or ``"avg"``. Floats are compressed for ``MPI.SUM`` and ``"avg"`` alone.
     """
@@ -53,9 +53,9 @@ class Reductions(FastPath):
         """Reduce over all ranks; every rank gets the same bits.
 
         Args:
-            sendbuf: this rank's values, or ``MPI.IN_PLACE``.
-            recvbuf: the result, of the same count and dtype.
-            op: see the class.
+            sendbuf: values of this rank, or ``MPI.IN_PLACE``.
+            recvbuf: buffer of the result, of the same count and dtype.
+            op: reduction operator: see the class.
             name, phase, codec, algorithm: see :mod:`~hybridcomp.collectives.communicator`.
         """
         if self.allreduce_immediate(
@@ -75,7 +75,7 @@ class Reductions(FastPath):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> bool:
-        """Do :meth:`Allreduce` if that is one native call on plain arrays; else do nothing and return False."""
+        """Run :meth:`Allreduce` if that is one native call on plain arrays; else do nothing and return False."""
         key = ("all_reduce", id(op), name, phase, codec, algorithm)
         return self._done(key, self._sums, sendbuf, recvbuf, op)
 
@@ -103,7 +103,7 @@ class Reductions(FastPath):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> engine.Request:
-        """Start :meth:`Iallreduce` as an operation that is none of MPI's requests."""
+        """Start :meth:`Iallreduce` as an operation without an MPI request."""
         key = ("all_reduce", id(op), name, phase, codec, algorithm)
         request = self._begun(key, self._sums, (sendbuf, recvbuf), op)
         if request is not None:
@@ -161,7 +161,7 @@ class Reductions(FastPath):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> engine.Request:
-        """Start :meth:`Ireduce_scatter_block` as an operation that is none of MPI's requests."""
+        """Start :meth:`Ireduce_scatter_block` as an operation without an MPI request."""
         key = ("reduce_scatter", id(op), name, phase, codec, algorithm)
         request = self._begun(key, self._sums, (sendbuf, recvbuf), op)
         if request is not None:
@@ -220,7 +220,7 @@ class Reductions(FastPath):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """Start :meth:`Ireduce_scatter` as an operation that is none of MPI's requests."""
+        """Start :meth:`Ireduce_scatter` as an operation without an MPI request."""
         in_place = is_in_place(sendbuf)
         try:
             if in_place and recvcounts is None:
@@ -259,7 +259,7 @@ class Reductions(FastPath):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> None:
-        """Reduce to rank ``root``; exact unless the policy names it. ``recvbuf`` says something at the root alone."""
+        """Reduce to rank ``root``; exact unless the policy names it. ``recvbuf`` is used at the root alone."""
         self.start_reduce(sendbuf, recvbuf, op, root, name, phase, codec, algorithm).wait()
 
     def Ireduce(
@@ -288,7 +288,7 @@ class Reductions(FastPath):
         codec: CodecLike = None,
         algorithm: str | None = None,
     ) -> engine.Request:
-        """Start :meth:`Ireduce` as an operation that is none of MPI's requests."""
+        """Start :meth:`Ireduce` as an operation without an MPI request."""
         try:
             recv = parse(recvbuf, writable=True) if root == self.rank else None
             in_place = recv is not None and is_in_place(sendbuf)
@@ -302,7 +302,7 @@ class Reductions(FastPath):
     # -- prefixes ------------------------------------------------------------------------------------
 
     def Scan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> None:
-        """Reduce over this rank and those before it, by MPI's own."""
+        """Reduce over this rank and the ranks before it, by MPI's own operation."""
         self._foreign("scan", lambda: self.mpi.Iscan(sendbuf, recvbuf, op)).wait()
 
     def Iscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> Request:
@@ -310,7 +310,7 @@ class Reductions(FastPath):
         return Request(self._foreign("scan", lambda: self.mpi.Iscan(sendbuf, recvbuf, op)))
 
     def Exscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> None:
-        """Reduce over the ranks before this one, by MPI's own."""
+        """Reduce over the ranks before this one, by MPI's own operation."""
         self._foreign("exscan", lambda: self.mpi.Iexscan(sendbuf, recvbuf, op)).wait()
 
     def Iexscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> Request:
@@ -323,7 +323,7 @@ class Reductions(FastPath):
         """Return the kind of a reduction on plain arrays; None if neither MPI nor the engine does it alone."""
         what, _, name, phase, codec, algorithm = key
         whole, p = what == "all_reduce", self.size
-        data = recv if whole else send  # what the policy is asked about
+        data = recv if whole else send  # the array that the policy is asked about
         if not data.size or not (isinstance(op, MPI.Op) or op == AVG):
             return None
         if send is not MPI.IN_PLACE and send.size != recv.size * (1 if whole else p):

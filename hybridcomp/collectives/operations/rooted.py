@@ -1,4 +1,4 @@
-"""mpi4py's collectives that gather at one rank, or scatter from it."""
+"""Provide mpi4py's collectives that gather at one rank, or scatter from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Buffer = Any
 
 
 class Rooted(FastPath):
-    """Gather(v) and Scatter(v): exact unless the policy names them. A rank's own part is copied exactly."""
+    """Methods Gather(v) and Scatter(v): exact unless the policy names them. A rank's own part is copied exactly."""
 
     # -- gather --------------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ class Rooted(FastPath):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """Start :meth:`Igather` as an operation that is none of MPI's requests."""
+        """Start :meth:`Igather` as an operation without an MPI request."""
         try:
             recv = parse(recvbuf, writable=True, blocks=self.size) if self.rank == root else None
             if recv is not None and is_in_place(sendbuf):
@@ -157,7 +157,7 @@ class Rooted(FastPath):
         phase: str | None = None,
         codec: CodecLike = None,
     ) -> engine.Request:
-        """Start :meth:`Iscatter` as an operation that is none of MPI's requests."""
+        """Start :meth:`Iscatter` as an operation without an MPI request."""
         try:
             send = parse(sendbuf, blocks=self.size) if self.rank == root else None
             if send is not None and is_in_place(recvbuf):

@@ -1,9 +1,10 @@
-"""Manage memory that the processes of a host share: messages are encoded into it, and read in place.
+"""Manage memory that the processes of a host share: messages are encoded into it and read in place.
 
-An arena is one file in memory, without a name, far larger than what will be used of it: pages exist once they have been
-written. Other processes of the same user open it as ``/proc/PID/fd/FD``, so that nothing is left behind when a process
-is killed. A *lease*, in the line before each block, counts who still reads it. An operation that fails gives back
-neither its buffers nor its leases: a peer may be reading still. So each failure costs its messages' memory for good.
+An arena is one file in memory, without a name, far larger than the part that will be used: pages exist once they have
+been written. Other processes of the same user open it as ``/proc/PID/fd/FD``, so that nothing is left behind when a
+process is killed. A *lease*, in the line before each block, counts the readers of the block. An operation that fails
+gives back neither its buffers nor its leases: a peer may be reading still. So each failure costs its messages' memory
+for good.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LEASE_BYTES = 4
 
 
 class ArenaHandle(NamedTuple):
-    """The descriptor by which another process finds an arena."""
+    """Descriptor by which another process finds an arena."""
 
     pid: int
     fd: int
@@ -42,12 +43,12 @@ class ArenaHandle(NamedTuple):
 
 
 class Arena:
-    """An arena, mapped into this process.
+    """Arena, mapped into this process.
 
     Attributes:
-        handle: where it is.
-        memory: all of it.
-        start: its address here.
+        handle: descriptor of the arena.
+        memory: bytes of the whole arena, uint8.
+        start: address of the arena in this process.
     """
 
     def __init__(self, handle: ArenaHandle, fd: int) -> None:
@@ -73,16 +74,16 @@ class Arena:
         return self.start + offset - LINE
 
     def drop(self, offset: int, nbytes: int) -> None:
-        """Return the whole pages of a block that nobody reads to the system; they read as zeros from now on."""
+        """Return the whole pages of a block without readers to the system; they read as zeros from now on."""
         start, end = -(-offset // _PAGE) * _PAGE, (offset + nbytes) // _PAGE * _PAGE
         if start < end:
             self._mapped.madvise(mmap.MADV_REMOVE, start, end - start)
 
 
 class ArenaPool:
-    """The pool of the process's own arena and its free blocks; of heap memory once the arena is used up.
+    """Pool of the free blocks of the process's own arena, and of heap memory once the arena is used up.
 
-    A buffer that was given back while others read it waits for them.
+    A buffer that was given back while other processes read it waits for them.
     """
 
     def __init__(self) -> None:
@@ -93,17 +94,17 @@ class ArenaPool:
         """
         self.arena = make_arena()
         self._used = LINE
-        self._sizes: dict[int, int] = {}  # by offset
+        self._sizes: dict[int, int] = {}  # block sizes by offset
         self._free: dict[int, list[int]] = {}  # offsets by size
-        self._idle = 0  # bytes of them
-        self._bare: dict[int, list[int]] = {}  # free, too, but their pages are gone
-        self._leased: deque[int] = deque()  # given back, but others read them
-        self._late = 0  # bytes of them
+        self._idle = 0  # bytes of the free blocks
+        self._bare: dict[int, list[int]] = {}  # offsets by size of free blocks whose pages are gone
+        self._leased: deque[int] = deque()  # offsets of blocks that were given back, but others still read
+        self._late = 0  # bytes of the leased blocks
         self._heap = HeapPool()
 
     @property
     def used(self) -> int:
-        """Return the bytes of the arena that have ever been taken: they do not grow while free blocks serve."""
+        """Return the bytes of the arena that have ever been taken, which do not grow while free blocks serve."""
         return self._used
 
     @property
@@ -119,7 +120,7 @@ class ArenaPool:
         return offset in self._sizes and bool(native.kernels().lease_held(self.arena.lease(offset)))
 
     def take(self, nbytes: int) -> ByteArray:
-        """Return a buffer of ``nbytes`` that nobody uses."""
+        """Return a buffer of ``nbytes`` that is not in use."""
         size = size_class(nbytes)
         free = self._free.get(size)
         if not free and self._leased:
@@ -128,7 +129,7 @@ class ArenaPool:
         if free:
             self._idle -= size
             offset = free.pop()
-            # Nobody reads a free block. Open MPI writes past receive buffers that are too short: see kernels/engine.
+            # A free block has no readers. Open MPI writes past receive buffers that are too short: see kernels/engine.
             self.arena.memory[offset - LINE : offset - LINE + _LEASE_BYTES] = 0
         elif bare := self._bare.get(size):
             offset = bare.pop()
@@ -168,7 +169,7 @@ class ArenaPool:
 
 
 def make_arena() -> Arena:
-    """Make an arena of this process's.
+    """Make an arena of this process.
 
     Raises:
         OSError: this system has none, or limits the address space, which arenas would use up.
@@ -192,7 +193,7 @@ def open_arena(handle: ArenaHandle) -> Arena:
     """Map another process's arena.
 
     Raises:
-        OSError: it is not to be had: another user's, or of another process namespace.
+        OSError: the arena cannot be opened: it is another user's, or in another process namespace.
     """
     fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     try:

@@ -1,4 +1,4 @@
-"""Hold the messages of one operation that are on their way, and the buffers that they use."""
+"""Hold the messages in flight of one operation, and the buffers that they use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DESCRIBED_FROM = 1 << 12  # bytes: shorter messages travel as they are
 
 
 class Sealed(NamedTuple):
-    """An encoded message in a pool buffer. What a device encodes has the same methods, and becomes ready later."""
+    """Encoded message in a pool buffer. A message that a device encodes has the same methods, and is ready later."""
 
     buffer: ByteArray
     nbytes: int
@@ -39,15 +39,15 @@ class Sealed(NamedTuple):
 
 @dataclass(slots=True)
 class Incoming:
-    """An incoming message.
+    """Incoming message.
 
     Attributes:
-        peer: who sends it.
-        buffer: room for it.
-        request: of the transport; None where another party receives it.
-        shared: the message, if a descriptor of it came.
-        kept: it is sent on from where it is.
-        used: it was read for the last time.
+        peer: rank that sends it.
+        buffer: room for the message.
+        request: request of the transport; None where another party receives the message.
+        shared: message in shared memory, if a descriptor of it came; else None.
+        kept: whether it is sent on from its place.
+        used: whether it was read for the last time.
     """
 
     peer: int
@@ -63,9 +63,9 @@ class Incoming:
 
 
 class Mailbox:
-    """The messages of one operation: sends and receives in flight, and the buffers that they use.
+    """Messages of one operation: sends and receives in flight, and the buffers that they use.
 
-    Buffers go back to the pool as soon as nobody needs them: a few that stay in the cache serve a large transfer.
+    Buffers go back to the pool as soon as they are not needed: a few that stay in the cache serve a large transfer.
     """
 
     def __init__(self, transport: Transport, call: Call) -> None:
@@ -78,7 +78,7 @@ class Mailbox:
     def send(self, message: Sealed, peers: list[int], tag: int, *, keep: bool = False) -> None:
         """Send a message to each of ``peers``; its buffer goes back to the pool.
 
-        Whoever reads the message after sending another one has to ``keep`` it until :meth:`finish`.
+        A caller that reads the message after sending another one has to ``keep`` it until :meth:`finish`.
         """
         sent = self._post(message, peers, tag, message.buffer)
         (self._kept if keep else self._sends).append(sent)
@@ -105,7 +105,7 @@ class Mailbox:
         return _Sent([post(data, peer, tag) for peer in peers], peers, buffer, None)
 
     def _settled(self, sent: _Sent) -> bool:
-        """Return a buffer to the pool if its message has been sent and read; tell whether it has."""
+        """Return a buffer to the pool if its message has been sent and read; tell whether that was so."""
         for request in sent.requests:
             with inside_mpi():
                 if not request.Test():
@@ -120,7 +120,7 @@ class Mailbox:
     def inbox(self, nbytes: int) -> Incoming:
         """Return a buffer for a message of at most ``nbytes``, which another party receives into it."""
         buffer = self._transport.take(nbytes)
-        # Or a message too short for a header would leave an earlier one to be read.
+        # Otherwise a message too short for a header would leave an earlier header to be read.
         buffer[: wire.HEADER_BYTES] = 0
         message = Incoming(-1, buffer)
         self._inbox.append(message)
@@ -134,16 +134,16 @@ class Mailbox:
         return message
 
     def arrival(self, messages: Sequence[Incoming]) -> Pending:
-        """Return what to wait for until all of ``messages`` are here and can be opened."""
+        """Return the conditions to wait for until all of ``messages`` are here and can be opened."""
         coming = [message for message in messages if message.request is not None]
         return Pending([message.request for message in coming], [message.peer for message in coming])
 
     def read(self, message: Incoming) -> ByteArray:
-        """Return the bytes of a message that is here, until it is :meth:`used`.
+        """Return the bytes of a message that is here; they are valid until it is :meth:`used`.
 
         Raises:
             WireError: the descriptor names no message.
-            MismatchError: the descriptor is of a message that this rank has no room for.
+            MismatchError: this rank has no room for the message of the descriptor.
         """
         shm_peers = self._transport.shm_peers
         if shm_peers is None or message.peer not in shm_peers.ranks:
@@ -161,7 +161,7 @@ class Mailbox:
         return message.shared
 
     def used(self, message: Incoming) -> None:
-        """Release a message that will not be read again, but for being sent on."""
+        """Release a message that will not be read again, except to be sent on."""
         if not message.kept:
             self._put_back(message)
 
@@ -172,7 +172,7 @@ class Mailbox:
         self._transport.give(message.buffer)
 
     def finish(self) -> Steps:
-        """Wait until all is sent, and give the buffers back."""
+        """Wait until all messages are sent, and give the buffers back."""
         sends, shm_peers = [*self._sends, *self._kept], self._transport.shm_peers
         requests = [request for s in sends for request in s.requests]
         yield Pending(requests, [peer for s in sends for peer in s.peers], sends=True)
@@ -194,7 +194,7 @@ class Mailbox:
 
 
 class _Sent(NamedTuple):
-    """A message being sent, the buffer to give back when it has arrived, and the descriptor that some ranks get."""
+    """Message in flight, the buffer to give back when it has arrived, and the descriptor that some ranks get."""
 
     requests: list[Any]
     peers: list[int]
@@ -203,7 +203,7 @@ class _Sent(NamedTuple):
 
 
 class _Unread:
-    """The event that no other process reads the buffers any more."""
+    """Event that no other process reads the buffers any more."""
 
     def __init__(self, pool: ArenaPool, buffers: list[ByteArray]) -> None:
         self._pool, self._buffers = pool, buffers

@@ -1,4 +1,4 @@
-"""Send and receive messages by MPI, on a communicator of our own."""
+"""Send and receive messages by MPI, on a separate communicator."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.device import DeviceArray
 from hybridcomp.schedules.topology import Topology
 
-_MOST_TAGS = 64  # of one operation
+_MOST_TAGS = 64  # tags of one operation
 _TAGS = 30_000  # below MPI's guaranteed 32767; a tag comes round after as many operations
 
 
 class MpiTransport(Transport):
-    """The messages of a communicator's operations.
+    """Transport for the messages of a communicator's operations.
 
     Attributes:
-        comm: a duplicate that nobody else uses.
-        post_queue: of what is matched in the order in which it is posted.
-        contacts: which ranks have had a message from this process.
+        comm: duplicate communicator that nothing else uses.
+        post_queue: queue of the MPI calls that are matched in the order in which they are posted.
+        contacts: connections to the ranks, which tell the ranks that have had a message from this process.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class MpiTransport(Transport):
         """Return the next sequence tag.
 
         Raises:
-            RuntimeError: this process was forked; a thread of its parent's may have held the lock that this takes.
+            RuntimeError: this process was forked; a thread of its parent may have held the lock taken here.
         """
         engine().check_process("a collective")
         return int(self._tags.next_tag())
@@ -65,7 +65,7 @@ class MpiTransport(Transport):
         return self.start(peer, lambda: post(raw(data), peer, tag))
 
     def start(self, peer: int, post: Callable[[], MPI.Request]) -> MPI.Request:
-        """Start a send to ``peer``; the first to each by a thread (:mod:`~hybridcomp.collectives.failure.contact`)."""
+        """Start a send to ``peer``, the first one by a thread (:mod:`~hybridcomp.collectives.failure.contact`)."""
         if peer in self.contacts.met or not 0 <= peer < self.size:
             with inside_mpi():
                 return post()
@@ -78,25 +78,25 @@ class MpiTransport(Transport):
 
     @property
     def failed(self) -> bool:
-        """Tell whether an operation has failed, or may yet."""
+        """Tell whether an operation has failed, or may still fail."""
         return bool(self._failed) or self.contacts.late
 
 
 def raw(data: Any) -> list[Any]:
     """Return an mpi4py specification of a message's bytes, in host memory or a device's."""
-    if isinstance(data, DeviceArray):  # its address is all that MPI asks for
+    if isinstance(data, DeviceArray):  # MPI needs its address alone
         data = MPI.buffer.fromaddress(data.ptr, data.nbytes)
     return [data, MPI.BYTE]
 
 
 class Tags:
-    """A counter of tags where the engine does not count them, in the same way."""
+    """Counter of tags where the engine does not count them, in the same way."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
 
     def next_tag(self) -> int:
-        """Return the next one."""
+        """Return the next tag."""
         return next(self._numbers) % _TAGS
 
     def begin(self, operation: int) -> None:

@@ -14,23 +14,23 @@ _KEPT = 64  # free buffers of a size
 
 
 class Pool(Protocol):
-    """The source of a transport's buffers."""
+    """Source of a transport's buffers."""
 
     def take(self, nbytes: int) -> ByteArray:
-        """Return a buffer of ``nbytes``, at least one, that nobody uses."""
+        """Return a buffer of ``nbytes``, at least one, that is not in use."""
 
     def give(self, buffer: ByteArray) -> None:
         """Return a buffer to the pool that no request uses any more."""
 
 
 class HeapPool:
-    """A pool of buffers of this process's own memory."""
+    """Pool of buffers of this process's own memory."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[ByteArray]] = {}
 
     def take(self, nbytes: int) -> ByteArray:
-        """Return a buffer of ``nbytes`` that nobody uses."""
+        """Return a buffer of ``nbytes`` that is not in use."""
         free = self._free.get(size_class(nbytes))
         buffer = free.pop() if free else np.empty(size_class(nbytes), np.uint8)
         return buffer[:nbytes]
@@ -51,5 +51,5 @@ def size_class(nbytes: int) -> int:
 
 @functools.cache
 def heap() -> HeapPool:
-    """Return the pool of transports without shared memory; there is one in a process."""
+    """Return the process's one pool for transports without shared memory."""
     return HeapPool()

@@ -1,9 +1,9 @@
 """Share messages between the ranks of one host by sending descriptors of them.
 
-MPI carries between them a *descriptor* of 32 bytes: whose arena, where in it, how long. The reader decodes from
-there. Descriptors and messages may be mixed: a descriptor's first bytes are not those of a message. That a block is
-where a descriptor says, and is held for its readers, is believed: who can write to an arena of this user could as well
-change this process.
+MPI carries between them a *descriptor* of 32 bytes: the arena, the offset in it, and the length. The reader decodes
+the message in place. Descriptors and messages may be mixed: a descriptor's first bytes are not those of a message.
+Readers trust a descriptor that its block is there and is held for them: a process that can write to an arena of this
+user could as well change this process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _SWITCH = "HYBRIDCOMP_SHARED_MEMORY"
 
 
 class SharedMemoryPeers:
-    """The other ranks of this host in a communicator, and their arenas.
+    """Other ranks of this host in a communicator, and their arenas.
 
     Attributes:
-        ranks: of the communicator.
-        pool: whose buffers they can read.
+        ranks: numbers of these ranks in the communicator.
+        pool: pool whose buffers they can read.
     """
 
     def __init__(self, pool: ArenaPool, arenas: dict[int, Arena]) -> None:
@@ -43,12 +43,13 @@ class SharedMemoryPeers:
         self._spans = [(a.start, a.start + a.handle.nbytes, a) for a in everyone]
 
     def publish(self, message: ByteArray, readers: int) -> ByteArray | None:
-        """Return a descriptor of a message for ``readers`` ranks, which each :meth:`release` it; None if it
-        is not shared.
+        """Return a descriptor of a message for ``readers`` ranks, which each :meth:`release` it; None if the message
+        is not in shared memory.
 
         Args:
-            message: a buffer of the pool from its beginning on, or what :meth:`read` gave and is not yet released.
-            readers: how many.
+            message: a buffer of the pool from its beginning on, or a message that :meth:`read` gave and that is not yet
+                released.
+            readers: number of ranks that read it.
         """
         at = address(message)
         for start, end, arena in self._spans:
@@ -64,7 +65,7 @@ class SharedMemoryPeers:
         """Return the message that the descriptor in ``buffer`` names; None if there is no descriptor.
 
         Raises:
-            WireError: it names no message that can be.
+            WireError: the descriptor names no possible message.
         """
         magic, _, token, offset, nbytes = _DESCRIPTOR.unpack_from(buffer.data, 0)
         if magic != _MAGIC:
@@ -108,8 +109,8 @@ def connect_peers(comm: MPI.Comm, node: MPI.Comm) -> SharedMemoryPeers | None:
     """Map the arenas of the ranks of this host; None unless each of them can see all others'. Collective.
 
     Args:
-        comm: whose ranks share memory.
-        node: those of this host.
+        comm: communicator whose ranks share memory.
+        node: communicator of its ranks on this host.
     """
     if node.size == 1:
         return None
@@ -121,7 +122,7 @@ def connect_peers(comm: MPI.Comm, node: MPI.Comm) -> SharedMemoryPeers | None:
 
 
 def shares_memory() -> bool:
-    """Tell whether ranks of a host may share memory: the environment does not forbid it."""
+    """Tell whether ranks of a host may share memory: not if the environment forbids it."""
     return os.environ.get(_SWITCH) != "0"
 
 
@@ -131,13 +132,13 @@ def map_arenas(
     """Map the arenas of the ranks of this host. Collective.
 
     Args:
-        comm: whose ranks.
-        node: those of this host.
-        handle: of this process's arena; None if it has none.
+        comm: communicator of the ranks.
+        node: communicator of its ranks on this host.
+        handle: descriptor of this process's arena; None if it has none.
 
     Returns:
-        For each rank of ``node``, its rank in ``comm`` and its arena; None for this one. None in all unless each of
-        them can see all others'.
+        For each rank of ``node``, its rank in ``comm`` and its arena; None for this rank. None instead of the list
+        unless each of them can see the arenas of all others.
     """
     mine = np.zeros(5, np.uint64)
     if handle is not None:

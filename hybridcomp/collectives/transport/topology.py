@@ -1,4 +1,4 @@
-"""Find out which ranks of a communicator are on which host."""
+"""Find the host of each rank of a communicator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hybridcomp.schedules.topology import Topology
 
 
 def discover(comm: MPI.Comm, node: MPI.Comm) -> Topology:
-    """Find the hosts of the ranks of ``comm``; ``node`` has those of this host. Collective."""
+    """Find the hosts of the ranks of ``comm``; ``node`` holds the ranks of this host. Collective."""
     first = np.array([comm.Get_rank()], np.int64)
     node.Allreduce(MPI.IN_PLACE, first, MPI.MIN)
     everyone = np.empty(comm.Get_size(), np.int64)

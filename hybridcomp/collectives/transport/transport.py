@@ -1,4 +1,4 @@
-"""Send and receive the bytes of an operation's messages: what every transport has."""
+"""Send and receive the bytes of an operation's messages: the interface of every transport."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 
 class Transport(abc.ABC):
-    """Point-to-point messages of collectives, matched by a sequence tag.
+    """Transport of point-to-point messages of collectives, matched by a sequence tag.
 
     Every collective takes its tags when it starts, in program order, which is the same on all ranks; so any
     number of them can be in flight. Messages of one tag between two ranks arrive in the order sent.
 
     Attributes:
         topology: which ranks are on which host.
-        rank, size: in it.
-        direct: it takes device pointers in messages, on every rank.
-        shm_peers: the ranks with whom this one shares memory, if any.
+        rank: number of this rank.
+        size: number of ranks.
+        direct: whether it takes device pointers in messages, on every rank.
+        shm_peers: ranks that share memory with this one; None if there are none.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Transport(abc.ABC):
         shm_peers: SharedMemoryPeers | None = None,
         pool: Pool | None = None,
     ) -> None:
-        """Take buffers from ``pool``; None is what ``shm_peers`` can read, or this process's own memory."""
+        """Take buffers from ``pool``; None for the pool that ``shm_peers`` can read, or this process's own memory."""
         self.topology = topology
         self.rank, self.size = rank, len(topology.hosts)
         self.direct = direct
@@ -54,26 +55,26 @@ class Transport(abc.ABC):
         """Start to send bytes, which must stay unchanged until the request that this returns is done.
 
         Args:
-            data: of host memory, or a :class:`~hybridcomp.device.DeviceArray` where messages are ``direct``.
-            peer, tag: whom to send them to, and by which tag.
+            data: array in host memory, or a :class:`~hybridcomp.device.DeviceArray` where messages are ``direct``.
+            peer, tag: rank to send to, and tag of the message.
 
         Returns:
-            A request, whose ``Test`` tells whether it is done.
+            Request whose ``Test`` tells whether it is done.
         """
 
     @abc.abstractmethod
     def irecv(self, data: Any, peer: int, tag: int, *, elsewhere: bool = False) -> Any:
-        """Start to receive at most as many bytes as ``data`` has; as :meth:`isend`.
+        """Start to receive at most as many bytes as ``data`` has; otherwise as :meth:`isend`.
 
-        ``elsewhere``: who waits asks :meth:`received` where they are, which may be outside of ``data``.
+        With ``elsewhere``, the caller asks :meth:`received` for the bytes, which may lie outside of ``data``.
         """
 
     def received(self, request: Any, data: Any) -> Any:
-        """Return where the bytes are that a receive has brought: ``data`` itself."""
+        """Return the bytes that a receive has brought: ``data`` itself."""
         return data
 
     def announce(self, messages: int) -> None:  # noqa: B027  (most need not know)
-        """Take notice that as many messages follow when a device has written them."""
+        """Take notice that ``messages`` messages follow when a device has written them."""
 
     @property
     def others(self) -> list[int]:

@@ -1,10 +1,10 @@
-"""Collectives in which every message goes directly from its sender to its receiver.
+"""Build schedules in which every message goes directly from its sender to its receiver.
 
 The reductions exchange encoded parts once:
 
 1. Each rank owns a part of the result. It encodes every other rank's part of its own data and sends it there.
 2. The owner adds the others' messages to its own part in rank order.
-3. Of an all-reduce, the owner encodes the sum once and sends it to all.
+3. In an all-reduce, the owner encodes the sum once and sends it to all.
 4. Every rank, the owner too, takes the decoded message: all ranks end with the same bits.
 """
 
@@ -58,7 +58,7 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 def reduce_scatter(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Sum ``SEND`` over all ranks; this one's part goes to ``RECV``. Parts may be of any size."""
+    """Sum ``SEND`` over all ranks; this rank's part goes to ``RECV``. Parts may be of any size."""
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
     exchange = _Exchange(r, parts)
@@ -78,7 +78,7 @@ def reduce_scatter(operation: Operation, topology: Topology, rank: int) -> Sched
 
 
 class _Exchange:
-    """Step 1 of a direct reduction on one rank, chunk by chunk."""
+    """Recorder of step 1 of a direct reduction on one rank, chunk by chunk."""
 
     def __init__(self, r: Recorder, parts: Parts) -> None:
         self._r, self._parts = r, parts
@@ -136,10 +136,10 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 def all_to_all(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Send part q of ``SEND`` to rank q, and put what comes from there into part q of ``RECV``.
+    """Send part q of ``SEND`` to rank q, and put rank q's message into part q of ``RECV``.
 
-    There is one message for each pair of ranks; a rank's own part is copied. ``counts`` has rank i's part for rank j at
-    i * ranks + j; a rank looks at its own row and column alone.
+    There is one message for each pair of ranks; a rank's own part is copied. ``counts`` has the count of rank i's part
+    for rank j at i * ranks + j; a rank reads its own row and column alone.
     """
     r = Recorder(operation, topology, rank)
     row = operation.counts[rank * r.ranks : (rank + 1) * r.ranks]
@@ -192,7 +192,7 @@ def broadcast(operation: Operation, topology: Topology, rank: int) -> Schedule:
 def reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
     """Sum ``SEND`` over all ranks into ``RECV`` of the root, which gets every rank's message.
 
-    The result is as near as the codec allows, but everything goes into the root's link.
+    The result is as exact as the codec allows, but all messages enter by the root's link.
     """
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
@@ -231,7 +231,7 @@ def gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 def scatter(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Send each rank's part of the root's ``SEND`` to its ``RECV``; the root copies its own; parts of any size."""
+    """Send each rank's part of the root's ``SEND`` to its ``RECV``; the root copies its own. Parts of any size."""
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
     root, n = operation.root, operation.counts[rank]
@@ -245,7 +245,7 @@ def scatter(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 def send(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Send ``SEND`` of the root, of two ranks, to ``RECV`` of the other one, as one message."""
+    """Send ``SEND`` of the root, one of two ranks, to ``RECV`` of the other, as one message."""
     r = Recorder(operation, topology, rank)
     (n,) = operation.counts
     if n and r.ranks == 2:
@@ -259,7 +259,7 @@ def send(operation: Operation, topology: Topology, rank: int) -> Schedule:
     return r.finish()
 
 
-_Place = Callable[[Buffer, int, int], Span]  # of a chunk of a part
+_Place = Callable[[Buffer, int, int], Span]  # place of a chunk, by buffer, part and chunk number
 
 
 def _give(r: Recorder, parts: Parts, peers: dict[int, int], place: _Place) -> None:

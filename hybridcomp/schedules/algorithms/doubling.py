@@ -1,13 +1,13 @@
-"""All-gather in as many steps as the rank count has bits: in each, ranks exchange all messages that they have.
+"""Build an all-gather of ceil(log2 p) steps for p ranks: in each, ranks exchange all messages that they have.
 
 Every rank encodes its part once; the messages are checked and sent on, and all ranks decode the same ones. Messages go
 in the order of Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
 1997, which suits any number of ranks.
 
-The messages of each place have a channel of their own: see :mod:`.ring`.
+The messages of each place have their own channel: see :mod:`.ring`.
 
-:class:`Joined` is the way back of recursive halving for values that go as they are: of what a rank has it makes one
-message, where encoded ones would have to be encoded anew.
+:class:`Joined` is the way back of recursive halving for values that go as they are: it joins all values of a rank into
+one message, where encoded values would have to be encoded anew.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 class Spread:
-    """Every place's encoded chunks, on their way to all.
+    """Spread of every place's encoded chunks to all.
 
     With places counted from a rank's own on, chunks of place j come from place h, the highest power of two not above
     j, and go on to places -h' for each power of two h' above j and not above the number of places less j + 1.
@@ -59,18 +59,18 @@ class Spread:
         """Spread chunks.
 
         Args:
-            r: records the steps.
-            ranks: in each place.
-            place: this rank's, or that of the rank which it follows.
-            cuts: each place's chunks.
-            channel: of the messages of the first place; those of the others follow.
-            wide: whether these are of the accumulator's dtype.
+            r: recorder of the steps.
+            ranks: rank in each place.
+            place: place of this rank, or of the rank that it follows.
+            cuts: chunks of each place.
+            channel: channel of the first place's messages; the channels of the other places follow.
+            wide: whether messages are of the accumulator's dtype.
         """
         self._r, self._ranks, self._place, self._cuts = r, ranks, place, cuts
         self._channel, self._wide = channel, wide
 
     def give(self, slot: int, followers: list[int]) -> None:
-        """Send a chunk of this place's on its way, to ``followers`` too."""
+        """Send a chunk of this place on its way, to ``followers`` too."""
         for q in self._onward(0) + followers:
             self._r.send(slot, q, self._channel + self._place)
 
@@ -112,10 +112,10 @@ class Spread:
 
 
 class Joined:
-    """Every place's values, on their way to all: in each step, places exchange all that they have in one message.
+    """Spread of every place's values to all: in each step, places exchange all values that they have in one message.
 
-    The places are as many as a power of two. A place that is a multiple of 2^i has, before step i, the values of the
-    2^i places that begin with it; so have the others of these.
+    The number of places is a power of two. A place that is a multiple of 2^i has, before step i, the values of the 2^i
+    places that begin with it; the other places of these have the same.
     """
 
     def __init__(
@@ -124,17 +124,17 @@ class Joined:
         """Spread values.
 
         Args:
-            r: records the steps.
-            ranks: in each place.
-            place: this rank's, or that of the rank which it follows.
-            edges: the element of ``RECV`` with which each place's values begin, and where the last one's end.
-            channel: of the messages.
+            r: recorder of the steps.
+            ranks: rank in each place.
+            place: place of this rank, or of the rank that it follows.
+            edges: first element in ``RECV`` of each place's values, and the end of the last place's.
+            channel: channel of the messages.
         """
         self._r, self._ranks, self._place = r, ranks, place
         self._edges, self._channel = edges, channel
 
     def give(self, slot: int, followers: list[int]) -> None:
-        """Send a chunk of this place's on its way; ``followers`` get it with the others."""
+        """Send a chunk of this place on its way; ``followers`` get it with the others."""
         if len(self._ranks) > 1:
             self._r.send(slot, self._ranks[self._place ^ 1], self._channel)
 

@@ -1,20 +1,20 @@
-"""Recursive halving and doubling: few messages, for data so small that their number is what costs.
+"""Build reductions by recursive halving and doubling: few messages, for data so small that their number costs most.
 
 All-reduce, on 2^k ranks:
 
 1. In each of k steps a rank sends half of what it still sums to a partner, encoded, and adds the partner's encoded
-   half to its own, in float32 (float64 for float64). Then it has the sum of one shard of 2^k.
+   half to its own, in float32 (float64 for float64). Then it has the sum of one of 2^k shards.
 2. It encodes that sum. In each of k steps ranks exchange all encoded sums that they have (:mod:`.doubling`); every
    rank, the owner too, decodes the same messages, so all ranks end with the same bits. Sums that go as they are, not
-   encoded, make one message of each exchange.
+   encoded, make one message in each exchange.
 
-Of any other number p of ranks, r = p - 2^k pairs fold first: the odd rank of a pair sends its data to the even one,
+With any other number p of ranks, r = p - 2^k pairs fold first: the odd rank of a pair sends its data to the even one,
 and in the end gets the result from it. (Rabenseifner, "Optimization of collective reduction operations", 2004.)
 
 Partial sums are encoded again at each step. With a codec of relative error e and independent data each of the k steps
 adds p / 2 messages' errors to a sum of p terms, and the last encoding adds one of the whole sum: together about
 e sqrt(1 + k / 2), where encoding once has e sqrt(2 - 1 / p). Lossless codecs carry partial sums in the accumulator's
-type, and so are exact up to the order of the sum. There is no error feedback: partial sums are of no one rank.
+dtype, and so are exact up to the order of the sum. There is no error feedback: partial sums belong to no one rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 
 _AHEAD = 3  # chunks of a step for which there is room
-_SUMS, _RESULTS = 0, 1  # channels: that of partial sums, and the first one of results
+_SUMS, _RESULTS = 0, 1  # channels: of partial sums, and the first one of results
 
 
 def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
@@ -70,7 +70,7 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 def reduce_scatter(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Sum ``SEND`` over all ranks by recursive halving; this one's part goes to ``RECV``. Parts may be of any size."""
+    """Sum ``SEND`` over all ranks by recursive halving; this rank's part goes to ``RECV``. Parts may be of any size."""
     r = Recorder(operation, topology, rank)
     places = Places(r.ranks)
     starts = list(accumulate(operation.counts, initial=0))
@@ -96,7 +96,7 @@ def reduce_scatter(operation: Operation, topology: Topology, rank: int) -> Sched
 
 
 def _take(r: Recorder, cuts: list[slice], first: int, source: int) -> None:
-    """Receive the chunks of this rank's part, which begins at an element, from another rank, and decode them."""
+    """Receive the chunks of this rank's part, which begins at element ``first``, from another rank; decode them."""
     slots = Slots(r, _AHEAD, max((cut.stop - cut.start for cut in cuts), default=0), wide=True)
 
     def receive(k: int) -> None:
@@ -109,11 +109,11 @@ def _take(r: Recorder, cuts: list[slice], first: int, source: int) -> None:
 
 
 class Places:
-    """The ranks that take part in halving, each in a place: one of every pair that folds, and all others.
+    """Places of the ranks that take part in halving: one of every pair that folds, and all other ranks.
 
     Attributes:
-        count: of places, a power of two.
-        leaders: the rank in each place.
+        count: number of places, a power of two.
+        leaders: rank in each place.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -122,11 +122,11 @@ class Places:
         self.leaders = [2 * v if v < self._pairs else v + self._pairs for v in range(self.count)]
 
     def folded(self, rank: int) -> bool:
-        """Tell whether a rank gives its data to the one before it."""
+        """Tell whether a rank gives its data to the rank before it."""
         return rank < 2 * self._pairs and rank % 2 == 1
 
     def paired(self, rank: int) -> bool:
-        """Tell whether a rank takes the data of the one after it."""
+        """Tell whether a rank takes the data of the rank after it."""
         return rank < 2 * self._pairs and rank % 2 == 0
 
     def place(self, rank: int) -> int:
@@ -135,13 +135,13 @@ class Places:
 
 
 class _Halves:
-    """Step 1 of halving on this rank: the sum of the elements ``edges[place]`` to ``edges[place + 1]``."""
+    """Recorder of step 1 on this rank, which sums the elements ``edges[place]`` to ``edges[place + 1]``."""
 
     def __init__(self, r: Recorder, places: Places, edges: Sequence[int]) -> None:
         self._r, self._places, self._edges = r, places, edges
-        self._room: Span | None = None  # for partial sums, of the elements from _first on
+        self._room: Span | None = None  # room for partial sums of the elements from _first on
         self._first = 0
-        self._summed = False  # there are partial sums; before that, there are this rank's own data
+        self._summed = False  # whether there are partial sums; before, this rank's own data are the sum
 
     def total(self, start: int, stop: int) -> Span:
         """Return this rank's sum of a range of elements."""
@@ -152,13 +152,13 @@ class _Halves:
         self._r.sum(slots, self.total(cut.start, cut.stop), self._sums(cut.start, cut.stop))
 
     def give(self, start: int, stop: int, peer: int) -> None:
-        """Send this rank's sum of a range of elements to another."""
+        """Send this rank's sum of a range of elements to another rank."""
         send = self._sender(chunks(self._r.operation, start, stop), peer)
         for k in range(len(chunks(self._r.operation, start, stop))):
             send(k)
 
     def run(self, finish: Callable[[list[int], slice], None]) -> None:
-        """Fold, then halve; call ``finish`` with the last step's messages for each chunk, as :meth:`add` else."""
+        """Fold, then halve; call ``finish`` with the last step's messages for each chunk, in place of :meth:`add`."""
         rank, places, edges = self._r.rank, self._places, self._edges
         if places.paired(rank):
             self._step((edges[0], edges[-1]), (0, 0), rank + 1, False, self.add)
@@ -169,7 +169,7 @@ class _Halves:
                 finish([], cut)
         while high - low > 1:
             middle = (low + high) // 2
-            # What a rank sends in the first of these steps is its own data, unless it has folded.
+            # In the first of these steps a rank sends its own data, unless it has folded.
             first = high - low == places.count
             if place < middle:
                 partner = places.leaders[place + middle - low]
@@ -194,7 +194,7 @@ class _Halves:
         wide: bool,
         add: Callable[[list[int], slice], None],
     ) -> None:
-        """Send one range to a peer, and add what it sends of another, in messages that are ``wide`` or not."""
+        """Send one range to a peer, and add its messages of another range, which are ``wide`` or not."""
         r = self._r
         given, kept = chunks(r.operation, *give), chunks(r.operation, *keep)
         slots = Slots(r, _AHEAD, max((cut.stop - cut.start for cut in kept), default=0), wide=wide)
@@ -215,7 +215,7 @@ class _Halves:
         self._summed = self._summed or add == self.add
 
     def _sender(self, cuts: list[slice], peer: int) -> Callable[[int], None]:
-        """Return what encodes and sends a chunk of this rank's sum."""
+        """Return a function that encodes and sends a chunk of this rank's sum."""
         r = self._r
         slots = Slots(r, _AHEAD, max((cut.stop - cut.start for cut in cuts), default=0), wide=self._summed)
 

@@ -1,20 +1,20 @@
-"""Reductions and all-gather over hosts that have several ranks: compressed across, and inside a host exact or not.
+"""Build reductions and an all-gather over hosts with several ranks: compressed across, inside a host exact or not.
 
 Every rank owns a part of the result. On each other host one rank *leads* that part: the ranks of a host lead about
 equally many, so that they share the crossing.
 
-1. Inside a host: each rank hands its own of a part, as it is, to the part's leader, which adds these in rank order, in
-   float32 (float64 for float64).
-2. Across: leaders encode these sums and send them to the owner, who adds them in the order of the hosts.
-3. Of an all-reduce, the owner encodes the sum once and sends it to the leaders of the other hosts and to the ranks of
-   its own.
+1. Inside a host: each rank hands its own data of a part, as they are, to the part's leader, which adds them in rank
+   order, in float32 (float64 for float64).
+2. Across: leaders encode these sums and send them to the owner, which adds them in the order of the hosts.
+3. In an all-reduce, the owner encodes the sum once and sends it to the leaders of the other hosts and to the ranks of
+   its own host.
 4. Leaders pass that message on inside their host. Every rank decodes it: all end with the same bits.
 
-A host's link carries what one rank's would in a direct all-reduce between the hosts, 2 (h - 1) / h of the encoded
-buffer for h hosts. Error feedback corrects what leaders encode in step 2 and owners in step 3.
+A host's link carries as much as one rank's in a direct all-reduce between the hosts: 2 (h - 1) / h of the encoded
+buffer for h hosts. Error feedback corrects the sums that leaders encode in step 2 and owners in step 3.
 
-In reductions of two levels step 1 is encoded, too, as in LoCo (Xie et al., arXiv 2407.04480), and error feedback also
-corrects that: a rank hands a part over, leads it or owns it, so that one memory has room for all three.
+In two-level reductions step 1 is encoded, too, as in LoCo (Xie et al., arXiv 2407.04480), and error feedback also
+corrects that step: a rank hands a part over, leads it or owns it, so that one memory has room for all three.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _AHEAD = 1  # chunks handed to their leaders before the first one is summed ther
 _CROSSING = 2  # chunks sent across before the first one is summed by its owner
 _BEHIND = 2  # chunks summed by their owners before the first result is decoded
 _HANDED, _CROSSED, _RESULTS, _PASSED = range(4)  # channels
-_ROOM = _AHEAD + _CROSSING + 1  # chunks from when their receives are posted until their owner has summed them
-_LONG_ROOM = _ROOM + _BEHIND + 1  # and until their results are decoded
+_ROOM = _AHEAD + _CROSSING + 1  # chunks whose receives are posted and that their owner has not summed
+_LONG_ROOM = _ROOM + _BEHIND + 1  # chunks whose receives are posted and whose results are not decoded
 
 
 def refuses(topology: Topology) -> str | None:
-    """Say why a hierarchy is of no use on these hosts; None if it is."""
+    """Say why a hierarchy is of no use on these hosts; None if it is of use."""
     if topology.count == 1:
         return "all ranks are on one host"
     return "each rank has a host of its own" if topology.largest == 1 else None
@@ -74,7 +74,7 @@ def all_reduce(operation: Operation, topology: Topology, rank: int, *, twice: bo
 
 
 def reduce_scatter(operation: Operation, topology: Topology, rank: int, *, twice: bool = False) -> Schedule:
-    """Sum ``SEND`` over all ranks; this one's part goes to ``RECV``: steps 1 and 2. Parts may be of any size."""
+    """Sum ``SEND`` over all ranks by steps 1 and 2; this rank's part goes to ``RECV``. Parts may be of any size."""
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
     crossing = _Crossing(r, parts, twice=twice)
@@ -117,13 +117,13 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 class Roles:
-    """The roles of ranks: who leads whose part, as one rank sees it.
+    """Roles of ranks, as one rank sees them: the leader of each part.
 
     Attributes:
-        local: the other ranks of this host, in order.
-        led: the ranks whose parts this one leads on its host, its own first.
-        handed: each of ``local``, with the ranks whose parts it leads, in the order in which it does.
-        peers: the leaders of this rank's part on the other hosts, in the order of the hosts.
+        local: other ranks of this host, in order.
+        led: ranks whose parts this rank leads on its host, its own part first.
+        handed: each rank of ``local``, with the ranks whose parts it leads, in the order in which it leads them.
+        peers: leaders of this rank's part on the other hosts, in the order of the hosts.
     """
 
     def __init__(self, topology: Topology, rank: int) -> None:
@@ -137,7 +137,7 @@ class Roles:
         self.peers = [of[self._place[rank] % len(of)] for h, of in enumerate(ranks) if h != host]
 
     def leader(self, owner: int) -> int:
-        """Tell who leads an owner's part on this host; the owner itself if it is of this host."""
+        """Return the rank that leads an owner's part on this host; the owner itself if it is on this host."""
         return self._mine[self._place[owner] % len(self._mine)]
 
     def _led_by(self, rank: int) -> list[int]:
@@ -146,7 +146,7 @@ class Roles:
 
 
 class _Crossing:
-    """Steps 1 and 2 of a reduction over hosts, on one rank, chunk by chunk."""
+    """Recorder of steps 1 and 2 of a reduction over hosts, on one rank, chunk by chunk."""
 
     def __init__(self, r: Recorder, parts: Parts, *, twice: bool) -> None:
         self._r, self._parts, self._twice = r, parts, twice
@@ -160,11 +160,11 @@ class _Crossing:
         self._taking = {(q, p): Slots(r, _ROOM, parts.longest(q), wide=wide, plain=plain) for q, p in taken}
         self._crossing = {q: Slots(r, _CROSSING, parts.longest(q), wide=True) for q in roles.led}
         self._arriving = {p: Slots(r, _ROOM, parts.longest(r.rank), wide=True) for p in roles.peers}
-        # A memory of error feedback corrects the sum of a host, not each rank's part: it needs a place of its own.
+        # Error-feedback memory corrects the sum of a host, not each rank's part: the sum needs its own place.
         self._rooms: dict[tuple[int, int], Span] = {}
 
     def hand_over(self, k: int) -> None:
-        """Do step 1 for chunk ``k`` of every part, and post the receives for it and for step 2."""
+        """Record step 1 for chunk ``k`` of every part, and the receives for it and for step 2."""
         r, parts = self._r, self._parts
         for q in self._led(k):
             for p in self.roles.local:
@@ -218,12 +218,12 @@ class _Crossing:
 
 
 class _Spread:
-    """Steps 3 and 4 on one rank: send encoded chunks of all ranks to all."""
+    """Recorder of steps 3 and 4 on one rank, which send encoded chunks of all ranks to all."""
 
     def __init__(
         self, r: Recorder, parts: Parts, roles: Roles, channels: tuple[int, int], *, wide: bool
     ) -> None:
-        """Spread messages of elements that are ``wide`` or not; ``channels`` are those of steps 3 and 4."""
+        """Spread messages of elements that are ``wide`` or not, on the ``channels`` of steps 3 and 4."""
         self._r, self._parts, self._roles = r, parts, roles
         self._direct, self._passed = channels
         others = sorted(r.others)
@@ -232,12 +232,12 @@ class _Spread:
         self._from_leader = [q for q in others if roles.leader(q) not in (q, r.rank)]
 
     def send(self, slot: int) -> None:
-        """Send a message of this rank's own."""
+        """Send this rank's own message."""
         for q in [*self._roles.peers, *self._roles.local]:
             self._r.send(slot, q, self._direct)
 
     def receive(self, k: int) -> None:
-        """Receive the chunks ``k``, from their owners or from those who lead them here."""
+        """Receive the chunks ``k``, from their owners or from the ranks that lead them here."""
         for q in sorted(self._r.others):
             if self._parts.size(q, k):
                 leader = self._roles.leader(q)
@@ -245,7 +245,7 @@ class _Spread:
                 self._r.recv(self._slots[q][k], self._parts.size(q, k), source, channel)
 
     def pass_on(self, k: int) -> None:
-        """Send those chunks on that this rank leads, and decode what comes from owners."""
+        """Send on the chunks that this rank leads, and decode messages from owners."""
         for q in self._from_owner:
             if self._parts.size(q, k) and self._roles.leader(q) == self._r.rank and self._roles.local:
                 self._r.check(self._slots[q][k])
@@ -254,7 +254,7 @@ class _Spread:
         self._decode(self._from_owner, k)
 
     def take(self, k: int) -> None:
-        """Decode what comes from leaders."""
+        """Decode messages from leaders."""
         self._decode(self._from_leader, k)
 
     def _decode(self, owners: list[int], k: int) -> None:

@@ -1,21 +1,21 @@
-"""All-reduce by a sparse codec in balanced parts, as Ok-Topk does.
+"""Build an all-reduce by a sparse codec in balanced parts, as in Ok-Topk.
 
 1. Each rank encodes its data once, region by region, and tells all others how many bytes each message has.
 2. All ranks cut the regions alike into one run for each rank, of about equally many bytes over all ranks.
 3. The owner of a run gets the others' messages of its regions and adds them, its own too, in rank order to zeros.
-4. It encodes the sum, keeps what its codec keeps of it, and sends that to all; all decode the same messages.
+4. It encodes the sum, of which its codec selects elements, and sends the message to all; all decode the same messages.
 
 After Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning", PPoPP 2022 (arXiv:2201.07598).
-There the borders are found again every so many steps; here at every call, from sizes that cost each rank 4 bytes for a
-region. There one threshold holds for all of the data; here the codec selects in each region, as it does in each chunk
-of the other algorithms.
+Ok-Topk finds the borders again every so many steps; here they are found at every call, from sizes that cost each rank 4
+bytes for a region. Ok-Topk has one threshold for all of the data; here the codec selects in each region, as in each
+chunk of the other algorithms.
 
 Where the elements sent crowd in a part of the data, as in gradients of embeddings, equal shards would leave most of the
-work to one rank (:mod:`.direct`). Against :mod:`.sparse`, a rank receives about 2 (p - 1) / p messages of all of the
-data, not p - 1, and the sum is encoded once more. What that loses goes to the memory of the owner, which may be another
-rank's at the next call: the memories' sum is what counts.
+work to one rank (:mod:`.direct`). A rank receives about 2 (p - 1) / p messages of all of the data, where
+:mod:`.sparse` receives p - 1, and the sum is encoded once more. The loss of that goes to the memory of the owner, which
+may be another rank at the next call: only the memories' sum counts.
 
-Any rank may own any region, so there are steps for all of them: 4 p of each region, of which about 5 are carried out.
+Any rank may own any region, so there are steps for all owners: 4 p for each region, of which about 5 are carried out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIZES, _PARTS, _RESULTS = range(3)  # channels
 
 
 def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Sum what the codec sends of ``SEND`` over all ranks into ``RECV``."""
+    """Sum the elements of ``SEND`` that the codec selects over all ranks into ``RECV``."""
     r = Recorder(operation, topology, rank)
     (n,) = operation.counts
     shards = cuts.regions(n, r.ranks, operation.itemsize, operation.chunk_bytes)
@@ -75,9 +75,10 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 def _in_turn(r: Recorder, count: int) -> list[tuple[int, int]]:
-    """Return all regions with all other ranks that may own them, so that no owner waits for all of another's.
+    """Return all regions with the other ranks that may own them, so ordered that no owner waits for all of another's.
 
-    Regions of one owner go in their order. Where all weigh the same, the first of each owner comes first, and so on.
+    Regions of one owner go in their order. Where all weigh the same, the first region of each owner comes first, and so
+    on.
     """
     starts = [run[0] if run else count for run in cuts.balanced([1] * count, r.ranks)]
     turns = [(k - starts[q], at, k, q) for at, q in enumerate(r.others) for k in range(count)]

@@ -1,9 +1,9 @@
-"""All-reduce of short arrays in one exchange: every rank sends all of its data to all, and sums all messages.
+"""Build an all-reduce of short arrays in one exchange: every rank sends all of its data to all, and sums all messages.
 
 1. Each rank encodes its data once and sends the message to every other rank.
 2. Every rank adds the messages of all ranks, its own too, in rank order to zeros: all end with the same bits.
 
-One latency, where an exchange of shards has two; p / 2 times the bytes. The sum is not encoded again.
+This takes one latency, where an exchange of shards takes two, and p / 2 times the bytes. The sum is not encoded again.
 """
 
 from __future__ import annotations

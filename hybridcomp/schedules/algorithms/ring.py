@@ -1,17 +1,17 @@
-"""All-reduce, reduce-scatter and all-gather that load every link evenly, with the bits of ``direct``.
+"""Build all-reduce, reduce-scatter and all-gather that load every link evenly, with the bits of ``direct``.
 
 *   Parts go in rounds. In round i a rank sends its part of the shard of rank + i and receives from rank - i, so that
-    no rank is sent to by many at once. (The pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of
+    no rank gets messages from many at once. (The pairwise exchange of Thakur, Rabenseifner and Gropp, "Optimization of
     Collective Communication Operations in MPICH", 2005.)
-*   Results go around: a rank sends what it encoded to the next rank alone, which checks it, sends it on and decodes
-    it. (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, who also
+*   Results go around: a rank sends the message that it encoded to the next rank alone, which checks it, sends it on and
+    decodes it. (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, also
     send partial sums around; encoded again at each hop their error would grow.)
 
-Every part and every sum is encoded once, in the same chunks as by ``direct``, and added in the same order: the same
-bits, with error feedback too. A result takes p - 1 steps, so this is for bulk.
+Every part and every sum is encoded once, in the same chunks as by ``direct``, and added in the same order: the bits are
+the same, with error feedback too. A result takes p - 1 steps, so this is for bulk.
 
-The results of each rank have a channel of their own. On one for all, a message that waits until it may be written over
-(where ranks read in place: until it has been around) would hold up the very messages that it waits for.
+The results of each rank have their own channel. On one channel for all, a message that waits until it may be written
+over (where ranks read in place: until it has been around) would hold up the very messages that it waits for.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hybridcomp.schedules.schedule import Buffer, Operation, Schedule
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.schedules.window import Slots, Stage, pipelined
 
-_CHUNKS = 2  # of each shard, for whose parts there is room
+_CHUNKS = 2  # chunks of each shard for whose parts there is room
 _TURNS = 2  # turns of results for which there is room
-_PARTS, _RESULTS = 0, 1  # channels: that of parts, and the first one of results
+_PARTS, _RESULTS = 0, 1  # channels: of parts, and the first one of results
 
 
 def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
@@ -48,7 +48,7 @@ def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 def reduce_scatter(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Sum ``SEND`` over all ranks; this one's part goes to ``RECV``. Parts may be of any size, and go in rounds."""
+    """Sum ``SEND`` over all ranks; this rank's part goes to ``RECV``. Parts may be of any size, and go in rounds."""
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
     rounds = _Rounds(r, parts)
@@ -81,7 +81,7 @@ def all_gather(operation: Operation, topology: Topology, rank: int) -> Schedule:
 
 
 class _Rounds:
-    """The pairwise exchange of parts: the others' are encoded and sent in rounds, this rank's shard is received."""
+    """Pairwise exchange of parts: other ranks' parts are encoded and sent in rounds, this rank's shard is received."""
 
     def __init__(self, r: Recorder, parts: Parts) -> None:
         self._r, self._parts = r, parts
@@ -90,7 +90,7 @@ class _Rounds:
         self._incoming = {q: Slots(r, _CHUNKS, parts.longest(r.rank), wide=wide) for q in r.others}
 
     def exchange(self, k: int) -> None:
-        """Do all rounds of the chunks ``k``."""
+        """Record all rounds of the chunks ``k``."""
         r, parts = self._r, self._parts
         for i in range(1, r.ranks):
             source, to = (r.rank - i) % r.ranks, (r.rank + i) % r.ranks
@@ -109,11 +109,11 @@ class _Rounds:
 class _Relay:
     """Encoded chunks of all ranks' shards on their way around the ring.
 
-    In turn k a rank first sends chunk k of its own shard, then takes from the rank before it what that one sent in
-    turn k - 1: chunk k - h of the shard of rank - h, for each h from 1 up, to be sent on unless it has been around.
+    In turn k a rank first sends chunk k of its own shard, then takes the messages that the rank before it sent in turn
+    k - 1: chunk k - h of the shard of rank - h, for each h from 1 up, to be sent on unless it has been around.
 
     Attributes:
-        turns: how many turns there are.
+        turns: number of turns.
     """
 
     def __init__(self, r: Recorder, parts: Parts, channel: int, *, wide: bool) -> None:
@@ -123,18 +123,18 @@ class _Relay:
         self._slots = {q: Slots(r, _TURNS + 1, parts.longest(q), wide=wide) for q in reversed(r.others)}
 
     def send(self, slot: int, owner: int) -> None:
-        """Send a message of an owner's shard to the next rank, if there is another."""
+        """Send a message of an owner's shard to the next rank, if there is one."""
         if self._r.ranks > 1:
             self._r.send(slot, self._r.others[0], self._channel + owner)
 
     def receive(self, k: int) -> None:
-        """Receive what comes in turn ``k``."""
+        """Receive the messages of turn ``k``."""
         for chunk, owner in self._coming(k):
             count, channel = self._parts.size(owner, chunk), self._channel + owner
             self._r.recv(self._slots[owner][chunk], count, self._r.others[-1], channel)
 
     def pass_on(self, k: int) -> None:
-        """Send on and decode what came in turn ``k``."""
+        """Send on and decode the messages of turn ``k``."""
         r = self._r
         for chunk, owner in self._coming(k):
             slot = self._slots[owner][chunk]
@@ -145,7 +145,7 @@ class _Relay:
             r.decode(slot, out, memory=r.operation.memory(out.start))
 
     def _coming(self, k: int) -> list[tuple[int, int]]:
-        """Return chunk and owner of each message of round ``k``."""
+        """Return chunk and owner of each message of turn ``k``."""
         r = self._r
         coming = [(k - hops, (r.rank - hops) % r.ranks) for hops in range(1, min(r.ranks, k + 1))]
         return [(chunk, owner) for chunk, owner in coming if self._parts.size(owner, chunk)]

@@ -1,10 +1,10 @@
-"""Broadcast of bulk: a shard to each other rank, which sends it on to the rest, chunk by chunk.
+"""Build a broadcast of bulk: the root sends a shard to each other rank, which sends it on to the rest by chunks.
 
 1. The root encodes the chunks of a shard for each other rank, and sends them there. It takes the decoded values, too.
 2. That rank checks them, sends them on to all ranks but the root, and decodes them.
 
-Two steps, and the data out of each link once. (After van de Geijn's scatter and all-gather: Barnett, Gupta, Payne,
-Shuler, van de Geijn and Watts, "Interprocessor collective communication library", 1994.)
+This takes two steps, and the data leave each link once. (After van de Geijn's scatter and all-gather: Barnett, Gupta,
+Payne, Shuler, van de Geijn and Watts, "Interprocessor collective communication library", 1994.)
 """
 
 from __future__ import annotations

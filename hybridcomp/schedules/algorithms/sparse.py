@@ -1,11 +1,11 @@
-"""All-reduce by a sparse codec: all ranks gather the messages of all ranks, chunk by chunk.
+"""Build an all-reduce by a sparse codec: all ranks gather the messages of all ranks, chunk by chunk.
 
 1. Each rank encodes its data once and sends the messages to all others.
 2. Every rank adds the messages of all ranks, its own too, in rank order to zeros: all end with the same bits.
 
-The sum is not encoded again, so what few elements a rank sends is all that is lost, and an error-feedback memory keeps
-all of it. A rank receives the messages of all others, where ``direct`` receives 2 (p - 1) / p of one: this is for few
-ranks, or few elements.
+The sum is not encoded again, so only the elements that a rank does not send are lost, and an error-feedback memory
+keeps all of them. A rank receives the messages of all others, where ``direct`` receives 2 (p - 1) / p of one: this is
+for few ranks, or few elements.
 
 After Renggli et al., "SparCML", arXiv:1802.08021 (sparse all-gather for sums that stay sparse).
 """
@@ -22,7 +22,7 @@ _AHEAD = 4  # chunks sent before the first one is summed
 
 
 def all_reduce(operation: Operation, topology: Topology, rank: int) -> Schedule:
-    """Sum what the codec sends of ``SEND`` over all ranks into ``RECV``."""
+    """Sum the elements of ``SEND`` that the codec selects over all ranks into ``RECV``."""
     r = Recorder(operation, topology, rank)
     parts = Parts.given(operation)
     slots = [Slots(r, _AHEAD, parts.longest(0), wide=operation.part_wide) for _ in range(r.ranks)]

@@ -1,11 +1,11 @@
-"""Broadcast and reduce along a binomial tree, chunk by chunk.
+"""Build broadcast and reduce along a binomial tree, chunk by chunk.
 
-A broadcast takes log2(p) steps, and sends as many times the data out of the root's link. Every rank checks what comes
-from its parent, sends it on to its children and decodes it; the root, too, takes the decoded values.
+A broadcast takes log2(p) steps, and sends log2(p) times the data out of the root's link. Every rank checks the messages
+of its parent, sends them on to its children and decodes them; the root, too, takes the decoded values.
 
 In a reduction each rank adds its children's partial sums to its own data, in float32 (float64 for float64), and sends
 the encoded sum to its parent: data are encoded again at each of up to log2(p) hops, and the error grows with the square
-root of their number. Lossless codecs carry partial sums in the accumulator's type, and so are exact up to the order of
+root of their number. Lossless codecs carry partial sums in the accumulator's dtype, and so are exact up to the order of
 the sum.
 """
 

@@ -1,18 +1,18 @@
-"""Order the events of all ranks' schedules, and find out whether all of them happen.
+"""Order the events of all ranks' schedules, and check that all of them happen.
 
-Every step has a begin and an end. Two relations are kept apart, because transports differ:
+Every step has a begin and an end. The proofs keep two relations apart, because transports differ:
 
-*   What *may have to be waited for*, in any transport. A receive ends after its send began. A send may be synchronous,
-    and end after its receive began; and where ranks share memory a message is read where its sender made it, so that
-    a send may end only after the receiver's last reader of the message, which may be a send itself. Sends to a peer on
-    a channel begin in the order of the schedule, and so do receives. If nothing here waits for itself, no transport
-    deadlocks, whatever the order of arrivals: every transport waits for some of this and nothing else.
-*   What *is certain* in every transport: that a step begins after those that it lists have ended, and that a receive
+*   Events that *may have to be waited for*, in any transport. A receive ends after its send began. A send may be
+    synchronous, and end after its receive began; and where ranks share memory a message is read where its sender made
+    it, so that a send may end only after the receiver's last reader of the message, which may be a send itself. Sends
+    to a peer on a channel begin in the order of the schedule, and so do receives. If no event waits for itself here, no
+    transport deadlocks, whatever the order of arrivals: every transport waits for some of these events and no others.
+*   Facts that *are certain* in every transport: a step begins after the steps that it lists have ended, and a receive
     ends after its send began. (A buffered send may end before its receive begins, so nothing follows from its end
-    but what the sender does next.) Races are judged by this alone.
+    except the sender's next steps.) Races are judged by this relation alone.
 
 The end of a send means, in every transport, that the sender may write its slot again: a transport that lets receivers
-read in place holds the end back until they have. So a slot's races are all within its rank.
+read in place holds the end back until they have read. So a slot's races are all within its rank.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hybridcomp.schedules.schedule import Kind, Schedule
 
 
 class Order:
-    """The order of all ranks' steps. Steps are numbered through, rank by rank.
+    """Order of all ranks' steps, which are numbered through, rank by rank.
 
     Attributes:
-        schedules: of all ranks.
-        steps: all of them.
-        rank: of each step.
-        sender: of each receive, the send that it gets its message from.
+        schedules: schedules of all ranks.
+        steps: steps of all ranks.
+        rank: rank of each step.
+        sender: for each receive, the send of its message.
         events: begins (2 * step) and ends (2 * step + 1) in an order in which they may happen.
-        before: of each step, those that have certainly ended when it begins: a set of bits.
-        bits: the set of each step alone.
+        before: for each step, the steps that have certainly ended when it begins, as a set of bits.
+        bits: for each step, the set of this step alone.
     """
 
     def __init__(self, schedules: Sequence[Schedule]) -> None:
@@ -68,12 +68,12 @@ class Order:
         return f"rank {rank}, step {step - self._first[rank]} ({describe(self.steps[step])})"
 
     def dependencies(self, step: int) -> list[int]:
-        """Return the steps that one lists."""
+        """Return the steps that a step lists in ``after``."""
         first = self._first[self.rank[step]]
         return [first + one for one in self.steps[step].after]
 
     def longest_chain(self) -> int:
-        """Return the number of steps of which each has to wait for the one before, over all ranks."""
+        """Return the number of steps in the longest chain, over all ranks, in which each waits for the one before."""
         length = [0] * len(self.steps)
         for event in self.events:
             g = event >> 1
@@ -90,7 +90,7 @@ class Order:
                 self.fail(g, f"it waits for step {max(step.after)}, which is not an earlier one")
 
     def _matched(self) -> dict[int, int]:
-        """Find each receive's send: the n-th of a channel meets the n-th."""
+        """Find each receive's send: the n-th receive of a channel meets the n-th send."""
         lines: dict[tuple[Kind, int, int, int], list[int]] = {}
         ranks = len(self.schedules)
         for g, step in enumerate(self.steps):
@@ -110,10 +110,10 @@ class Order:
                 sender.update(zip(line, met, strict=False))
         return sender
 
-    # -- what may have to be waited for ----------------------------------------------------------------
+    # -- events that may have to be waited for ---------------------------------------------------------
 
     def _waits(self) -> Iterator[tuple[int, int]]:
-        """Yield pairs of events, not of one rank's steps, of which the second may have to wait for the first."""
+        """Yield pairs of events, except of steps of one rank, of which the second may have to wait for the first."""
         for line in self._lines:
             for g, after in itertools.pairwise(line):
                 yield 2 * g, 2 * after
@@ -125,7 +125,7 @@ class Order:
                 yield 2 * reader + 1, 2 * send + 1
 
     def _readers(self) -> dict[int, list[int]]:
-        """Return, for each receive, the steps that read its message before the slot's next one."""
+        """Return, for each receive, the steps that read its message before the slot is written again."""
         readers: dict[int, list[int]] = {}
         for schedule in self.schedules:
             held: dict[int, int] = {}
@@ -154,7 +154,7 @@ class Order:
             following[cause].append(effect)
             missing[effect] += 1
         events = [event for event in range(2 * count) if not missing[event]]
-        for event in events:  # which grows
+        for event in events:  # the list grows
             for effect in following[event]:
                 missing[effect] -= 1
                 if not missing[effect]:
@@ -177,11 +177,11 @@ class Order:
         names = list(dict.fromkeys(self.name(one // 2) for one in circle))
         raise ScheduleError(f"deadlock: {', which waits for '.join([*names, names[0]])}")
 
-    # -- what is certain -----------------------------------------------------------------------------
+    # -- certain facts -------------------------------------------------------------------------------
 
     def _certain(self) -> list[int]:
         before = [0] * len(self.steps)
-        ended = [0] * len(self.steps)  # of each step, what has ended when it ends; itself too
+        ended = [0] * len(self.steps)  # for each step, the steps that have ended at its end, it included
         sender, bits = self.sender, self.bits
         for event in self.events:
             g = event >> 1

@@ -17,7 +17,7 @@ def check_results(run: Run, promise: Promise) -> None:
     """Check all ranks' results after a run.
 
     Raises:
-        ScheduleError: says on which rank, and which elements.
+        ScheduleError: a result is wrong; names the rank and the elements.
     """
     operation, ranks = run.operation, run.ranks
     for rank in range(ranks):
@@ -38,7 +38,7 @@ def check_results(run: Run, promise: Promise) -> None:
 
 
 def _sources(operation: Operation, ranks: int, rank: int) -> Sequence[tuple[int | None, int, int]]:
-    """Return the runs that a rank's ``RECV`` should hold: rank (None: the sum of all), count, first element."""
+    """Return the runs that a rank's ``RECV`` should hold, as rank (None: the sum of all), count, first element."""
     counts, root = operation.counts, operation.root
     starts = list(accumulate(counts, initial=0))
     match operation.kind:

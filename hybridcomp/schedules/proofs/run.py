@@ -1,4 +1,4 @@
-"""Run all ranks' steps symbolically: check what each slot, buffer and memory holds, and who may touch it."""
+"""Run all ranks' steps symbolically: check the content of slots, buffers and memories, and the steps that touch it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hybridcomp.schedules.proofs.values import Content, Piece, Values, added
 from hybridcomp.schedules.proofs.values import Run as Elements
 from hybridcomp.schedules.schedule import Buffer, Kind, Span, Step
 
-_CORRECTED = 1  # by error feedback
-_LOST = 2  # and what a sum lost, whose parts were corrected, has been added
+_CORRECTED = 1  # elements that error feedback has corrected
+_LOST = 2  # corrected elements to which the loss of their sum has been added
 
 
 @dataclass(slots=True)
 class _Held:
-    """The content of a slot.
+    """Content of a slot.
 
     Attributes:
-        runs: the values of its message.
-        writer: the step that put it there.
-        users: that one, and those that have read it since.
-        received: it came from a peer.
-        checked: the step that checked it; -1 for none.
+        runs: values of its message.
+        writer: step that wrote the message.
+        users: the writer, and the steps that have read the message since.
+        received: whether the message came from a peer.
+        checked: step that checked the message; -1 for none.
     """
 
     runs: list[Elements]
@@ -36,12 +36,12 @@ class _Held:
 
 
 class Run:
-    """A run of one operation on all ranks.
+    """Symbolic run of one operation on all ranks.
 
     Attributes:
-        order: of the steps.
-        in_place: ``SEND`` and ``RECV`` lie in the same memory.
-        values: that occur.
+        order: order of the steps.
+        in_place: whether ``SEND`` and ``RECV`` lie in the same memory.
+        values: values that occur.
     """
 
     def __init__(self, order: Order, in_place: bool) -> None:
@@ -52,12 +52,12 @@ class Run:
         self.ranks = len(schedules)
         self.values = Values(self.ranks)
         self._slots: list[dict[int, _Held]] = [{} for _ in schedules]
-        self._messages: dict[int, list[Elements]] = {}  # of each send
+        self._messages: dict[int, list[Elements]] = {}  # message of each send
         self._buffers: list[dict[Buffer, tuple[Content, int]]] = []
         self._memories = [Content(0) for _ in schedules]
-        self._blocks: dict[int, dict[int, int]] = {}  # by rank and block of its memory, the last step
-        self._borders: dict[int, tuple[int, ...]] = {}  # of each rank, those of its regions
-        self._cuts: dict[int, int] = {}  # and the step that found their owners
+        self._blocks: dict[int, dict[int, int]] = {}  # last step by rank and block of its memory
+        self._borders: dict[int, tuple[int, ...]] = {}  # for each rank, the borders of its regions
+        self._cuts: dict[int, int] = {}  # for each rank, the step that found their owners
         self._room: list[dict[Buffer, int]] = []
         for schedule in schedules:
             found = layout(self.operation, self.ranks, schedule.rank)
@@ -83,12 +83,12 @@ class Run:
         """Run all steps.
 
         Raises:
-            ScheduleError: a race, something read that was not written, a message that does not fit.
+            ScheduleError: there is a race, a read of unwritten elements, or a message that does not fit.
         """
         steps = self.order.steps
         for event in self.order.events:
             g, ends = event >> 1, event & 1
-            if ends != (steps[g].kind is Kind.SEND):  # a message is as it was when its send began
+            if ends != (steps[g].kind is Kind.SEND):  # a message has the values of its send's begin
                 try:
                     self._do(g, steps[g])
                 except ScheduleError:
@@ -227,7 +227,7 @@ class Run:
         self._put(g, step, [(step.count, self.values.sizes(rank, tuple(borders)), 0)])
 
     def _cut(self, g: int, step: Step) -> None:
-        """Find the owners: of the sizes of all ranks, in their order, of the same regions."""
+        """Check that the owners are found from all ranks' sizes, in rank order, for the same regions."""
         rank = self.order.rank[g]
         wanted = [self.values.sizes(q, self._borders.get(rank, ())) for q in range(self.ranks)]
         found = [self._message(g, slot, step.count)[0][1] for slot in step.slots]
@@ -236,7 +236,7 @@ class Run:
         self._cuts[rank] = g
 
     def _conditional(self, g: int) -> None:
-        """Make sure that it is known whether a step is to be carried out."""
+        """Check that the owner of a step's region is known before the step begins."""
         cut = self._cuts.get(self.order.rank[g])
         if cut is None:
             raise ValueError("it begins before the owner of its region is known")
@@ -245,9 +245,9 @@ class Run:
     # -- the memory of error feedback --------------------------------------------------------------------
 
     def _correct(self, g: int, step: Step, runs: list[Elements]) -> None:
-        """Correct by the memory what a step encodes or takes as it is; once for each element.
+        """Correct by the memory the elements that a step encodes or takes as they are, once for each element.
 
-        A sum of messages alone has been corrected already: the memory adds what the sum's own message loses.
+        A sum of messages alone has been corrected already: the memory adds the loss of the sum's own message.
         """
         plain = step.slot >= 0 and self.order.schedules[self.order.rank[g]].slots[step.slot].plain
         if not self._remembers(step, runs, not plain):
@@ -291,7 +291,7 @@ class Run:
     # -- slots and buffers -----------------------------------------------------------------------------
 
     def _message(self, g: int, slot: int, count: int | None) -> list[Elements]:
-        """Read a slot, which holds so many elements; None for any number."""
+        """Read a slot, which must hold ``count`` elements; None for any number."""
         held = self._slots[self.order.rank[g]].get(slot)
         if held is None:
             raise ValueError(f"slot {slot} is read before it is written")
@@ -349,7 +349,7 @@ class Run:
                 piece.users.append(g)
 
     def _after(self, g: int, other: int, what: str) -> None:
-        """Make sure that a step begins after another has ended."""
+        """Check that a step begins after another has ended."""
         if g != other and not self.order.before[g] & self.order.bits[other]:
             raise ValueError(
                 f"nothing keeps it apart from the other user of {what}: {self.order.name(other)}"
@@ -357,7 +357,7 @@ class Run:
 
 
 def _places(runs: list[Elements]) -> list[tuple[int, int]]:
-    """Return the offsets at which runs begin: in the message, and at their source."""
+    """Return the offset of each run in the message, and at its source."""
     result, at = [], 0
     for count, _, source in runs:
         result.append((at, source))

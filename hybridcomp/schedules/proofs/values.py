@@ -1,4 +1,4 @@
-"""Track what buffers and messages hold in a symbolic run: which ranks' elements, summed and encoded in which order."""
+"""Track the elements in buffers and messages of a symbolic run: their ranks, order of sums, and encodings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from hybridcomp.schedules.topology import Topology
 
-#: A run of elements: how many, the value that they hold (a number of :class:`Values`), and the position of the first
-#: of them in the ``SEND`` buffer that they come from.
+#: A run of elements: their count, the value that they hold (a number of :class:`Values`), and the position of the
+#: first of them in the ``SEND`` buffer that they come from.
 Run = tuple[int, int, int]
 Order = Callable[[tuple[int, ...], Topology], bool]
 
 
 def any_order(ranks: tuple[int, ...], topology: Topology) -> bool:
-    """Accept any order: that of a tree."""
+    """Accept any order, as of a tree."""
     return True
 
 
@@ -25,12 +25,12 @@ def rank_order(ranks: tuple[int, ...], topology: Topology) -> bool:
 
 
 def owner_first(ranks: tuple[int, ...], topology: Topology) -> bool:
-    """Accept any rank, and then the others in order."""
+    """Accept any rank first, and then the others in order."""
     return list(ranks[1:]) == sorted(ranks[1:])
 
 
 def host_order(ranks: tuple[int, ...], topology: Topology) -> bool:
-    """Accept the sums of hosts, any one first and then the others in order; each as of :func:`owner_first`."""
+    """Accept any host's ranks first and then the other hosts' in order; each host's as in :func:`owner_first`."""
     hosts: list[int] = []
     groups: list[list[int]] = []
     for rank in ranks:
@@ -44,12 +44,12 @@ def host_order(ranks: tuple[int, ...], topology: Topology) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The properties that an algorithm promises of its results, beyond their being right.
+    """Properties that an algorithm promises of its results, beyond their correctness.
 
     Attributes:
-        order: whether the ranks whose parts make a sum may have been added in this order.
-        parts: how often a part is encoded, at most, on its way into the sum of all.
-        sums: how often the sum of all is encoded, at most.
+        order: function that tells whether the parts of a sum may have been added in this order of ranks.
+        parts: most encodings of a part on its way into the sum of all.
+        sums: most encodings of the sum of all.
     """
 
     order: Order = owner_first
@@ -59,14 +59,14 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The value of an element in a symbolic run.
+    """Value of an element in a symbolic run.
 
     Attributes:
-        ranks: whose parts it is the sum of, in the order in which they were added.
-        parts: how often one of them was encoded, at most, before all were summed.
-        sums: how often the sum of all was encoded.
-        total: it is the sum of all ranks' parts, encoded or not.
-        divided: it was divided by the number of ranks.
+        ranks: ranks whose parts make up the sum, in the order in which they were added.
+        parts: most encodings of one of the parts before all were summed.
+        sums: encodings of the sum of all.
+        total: whether it is the sum of all ranks' parts, encoded or not.
+        divided: whether it was divided by the number of ranks.
     """
 
     ranks: tuple[int, ...]
@@ -77,7 +77,7 @@ class Value:
 
 
 class Values:
-    """The values of one symbolic run, by number; equal numbers are equal bits."""
+    """Values of one symbolic run, by number; equal numbers are equal bits."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -89,7 +89,7 @@ class Values:
         return self._known[number]
 
     def encoded(self, number: int, step: int) -> int:
-        """Return the number of the value that a message decodes to, which a step, of all ranks', made of a value."""
+        """Return the number of the value to which a message decodes; ``step``, numbered over all ranks, encoded it."""
         key = (number, step)
         if key not in self._numbers:
             old = self._known[number]
@@ -98,7 +98,7 @@ class Values:
         return self._numbers[key]
 
     def sizes(self, rank: int, borders: tuple[int, ...]) -> int:
-        """Return the number of the sizes of a rank's messages of regions that have these borders."""
+        """Return the number of the value of a rank's message sizes, for regions with these borders."""
         key = ("sizes", rank, borders)
         if key not in self._numbers:
             self._add(key, Value((rank,)))
@@ -108,7 +108,7 @@ class Values:
         """Add values in this order.
 
         Raises:
-            ValueError: they have a part in common, or were divided already.
+            ValueError: the values have a part in common, or were divided already.
         """
         key = (tuple(addends), divide)
         if key in self._numbers:
@@ -130,14 +130,14 @@ class Values:
 
 
 class Piece:
-    """Elements of a buffer that hold one value, and who has used them.
+    """Elements of a buffer that hold one value, and the steps that have used them.
 
     Attributes:
-        start, stop: elements.
-        value: a number of :class:`Values`; -1 if nothing was written.
-        source: as of :data:`Run`.
-        users: the step that wrote them, if one did, and those that have read them since.
-        writer: the former; -1 for none.
+        start, stop: range of the elements.
+        value: number in :class:`Values`; -1 if nothing was written.
+        source: position of the first element in its ``SEND`` buffer, as in :data:`Run`.
+        users: the step that wrote them, if one did, and the steps that have read them since.
+        writer: step that wrote them; -1 for none.
     """
 
     __slots__ = ("source", "start", "stop", "users", "value", "writer")
@@ -149,7 +149,7 @@ class Piece:
 
 
 class Content:
-    """The content of a buffer."""
+    """Content of a buffer."""
 
     def __init__(self, size: int) -> None:
         """Make a buffer in which nothing was written."""
@@ -158,7 +158,7 @@ class Content:
         self._starts = [0] if size else []
 
     def fill(self, start: int, count: int, value: int) -> None:
-        """Set a value before the first step."""
+        """Set the value of a range before the first step."""
         self.write(start, [(count, value, 0)] if count else [], -1)
 
     def pieces(self, start: int, count: int) -> list[Piece]:
@@ -201,7 +201,7 @@ class Content:
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
-    """Return runs, those that continue one another joined."""
+    """Join runs that continue one another."""
     result: list[Run] = []
     for count, value, source in runs:
         if result:
@@ -214,10 +214,10 @@ def joined(runs: Iterable[Run]) -> list[Run]:
 
 
 def added(values: Values, addends: Sequence[Sequence[Run]], divide: bool) -> list[Run]:
-    """Sum runs of equally many elements in all, in this order.
+    """Sum addends in this order; each is a list of runs, with the same number of elements in all.
 
     Raises:
-        ValueError: elements that do not belong together; or as from :meth:`Values.sum`.
+        ValueError: elements do not belong together; or as in :meth:`Values.sum`.
     """
     if all(len(runs) == 1 for runs in addends):
         counts, numbers, sources = zip(*(runs[0] for runs in addends), strict=True)
