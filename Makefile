@@ -9,14 +9,14 @@ RANKS ?= 1 2 3 4 5
 MPIEXEC := $(BIN)/mpiexec
 # Ranks start by hundreds: each would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
-# torch's store looks up a name for the address of each rank that connects, of which a machine's own has none: where no
-# name server answers, a rank would wait for 5 s.
+# torch's store looks up a name for the address of each rank that connects, and a machine's own address has none: where
+# no name server answers, a rank would wait for 5 s.
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo demo-full test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-plan bench-report bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu docs clean format check-tools
 
-# What is installed for it is enough, or more.
+# A full installation serves the demonstration, too.
 DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
 demo: $(DEMO)
 	$(BIN)/hybridcomp demo
@@ -27,10 +27,11 @@ demo-full: $(DEMO)
 
 test: test-unit test-mpi
 
-# Those of codecs, kernels and schedules start no ranks: they share the cores. Those that start ranks of PyTorch spend a
-# fifth of their time waiting: two at a time, file by file, in the order of the list, which has at its end what is short or
-# waits; three at a time take longer. The others, which measure time or the lab's links, have the machine for themselves.
-# The gate gives no CUDA: it has those tests aside, a part of them with more checks (cuda-checked).
+# Tests of codecs, kernels and schedules start no ranks: they share the cores. Tests that start ranks of PyTorch spend a
+# fifth of their time waiting: they run two at a time, file by file, in the order of the list, which ends with files
+# that are short or wait; three at a time take longer. The others, which measure time or the lab's links, have the
+# machine for themselves. The gate leaves CUDA empty: it runs those tests aside, a part of them with more
+# checks (cuda-checked).
 CUDA := tests/cuda
 TOGETHER := tests/codecs $(CUDA) tests/schedules
 IN_PAIRS := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/plugin tests/top tests/examples tests/peer tests/warm tests/emulation tests/faults \
@@ -41,9 +42,9 @@ test-unit: $(VENV)/.installed
 	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 	$(BIN)/python -m pytest tests --ignore=tests/mpi --ignore=tests/slurm --ignore=tests/cuda $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%) --durations=10
 
-# Once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks, run unchecked.
-# DEVICE_RANKS are those with which arrays on the emulated device are tried: the slower half. Where they are not of RANKS,
-# the tests that are made for some numbers of ranks run with them, too.
+# Run tests/mpi once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks,
+# run unchecked. DEVICE_RANKS are the counts with which arrays on the emulated device are tried, the slower half. Those
+# that are not in RANKS also run the tests that are made for some numbers of ranks.
 DEVICE_RANKS ?= $(RANKS)
 test-mpi: $(VENV)/.installed
 	set -e; for n in $(sort $(RANKS) $(DEVICE_RANKS)); do \
@@ -109,7 +110,7 @@ format: $(VENV)/.installed
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# What operations leave behind in a process: nothing. Ten minutes on two cores; the tests have a short one.
+# Check that operations leave nothing behind in a process. Ten minutes on two cores; the tests have a short run.
 SOAK_RANKS ?= 8
 SOAK_OPERATIONS ?= 20000
 soak: $(VENV)/.installed
@@ -125,7 +126,7 @@ chaos: $(VENV)/.installed
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/chaos_doc.py)
 
 # Processes that live long: 100,000 operations whose tags come round, and 2,000 communicators that come and go with faults.
-# Some minutes on two cores; the tests have a short one.
+# Some minutes on two cores; the tests have a short run.
 AGE ?= --operations 100000 --communicators 2000
 age: $(VENV)/.installed
 	$(BIN)/python -m tests.faults.age.age $(AGE)
@@ -136,7 +137,7 @@ BIG ?=
 big: $(VENV)/.installed
 	$(BIN)/python -m tests.faults.age.big $(BIG)
 
-# What the README shows: the all-reduce on four lab hosts by link, and through shared memory.
+# The README's all-reduce: on four lab hosts by link, and through shared memory.
 # `make bench RESULTS=benchmarks/results`, then `python benchmarks/pages/readme.py`, renews the README's table.
 RESULTS ?= runs/bench
 ALLREDUCE := python benchmarks/allreduce.py --peer mpi,gloo
@@ -189,7 +190,7 @@ bench-codecs: $(VENV)/.installed
 	$(BIN)/python benchmarks/pages/plot_codecs.py $(RESULTS)
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/codecs_doc.py)
 
-# What exact compression gains and costs beside none, 8 bits, MPI and gloo, by link: all-reduces, and the sends of a
+# Gains and costs of exact compression beside none, 8 bits, MPI and gloo, by link: all-reduces, and the sends of a
 # pipeline: ten minutes. With RESULTS=benchmarks/results it renews docs/performance.md and the README too.
 EXACT := --codec none,exponent,int8 --size 1M,8M,64M
 bench-exact: $(VENV)/.installed
@@ -240,8 +241,8 @@ bench-examples: $(VENV)/.installed
 	$(BIN)/python benchmarks/examples_lab.py --json $(RESULTS)/examples.json
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/examples_doc.py)
 
-# What schedules do, with passes that sleep, so that two cores show it: what a pipeline's flush costs, and what cyclic data
-# parallelism balances. With RESULTS=benchmarks/results it renews docs/study.md too.
+# Schedules with passes that sleep, so that two cores can show them: the cost of a pipeline's flush, and the balance of
+# cyclic data parallelism. With RESULTS=benchmarks/results it renews docs/study.md too.
 bench-schedules: $(VENV)/.installed
 	OMP_NUM_THREADS=1 HYBRIDCOMP_SUMMARY=0 $(MPIEXEC) -n 4 $(BIN)/python benchmarks/pipelines.py --milliseconds 30 \
 	  --json $(RESULTS)/schedules/pipelines.json
@@ -296,19 +297,19 @@ cuda-nvrtc: $(VENV)/.installed
 	$(BIN)/pip install -q --no-deps --upgrade --target $(NVRTC) 'nvidia-cuda-nvrtc==13.0.*'
 	$(BIN)/python .ci/check_nvrtc.py $(NVRTC)
 
-# Everything that only a GPU can tell, with a Python that has CuPy and torch; needs no internet: see docs/cuda.md.
+# Tests and measurements that need a GPU, with a Python that has CuPy and torch; needs no internet: see docs/cuda.md.
 gpu:
 	RESULTS=$(or $(filter-out runs/bench,$(RESULTS)),benchmarks/results) benchmarks/gpu.sh
 
-# Rebuild the C++ kernels after a change of theirs.
+# Rebuild the C++ kernels after they have changed.
 build: $(VENV)/.tools
 	$(call kernels,all)
 
-# $(1): the instruction sets that they are compiled for (kernels/CMakeLists.txt).
+# $(1): the instruction sets that the kernels are compiled for (kernels/CMakeLists.txt).
 WERROR ?= OFF
 kernels = $(BIN)/pip install -q $(PIP_ARGS) --no-build-isolation --no-deps --config-settings=cmake.define.HC_ISAS=$(1) \
 	    --config-settings=cmake.define.HC_WERROR=$(WERROR) -e .
-# $(1): the extras. The kernels are compiled beside the installation of all that they do without, which takes one thread.
+# $(1): the extras. The kernels are compiled while packages that they do not need are installed, which takes one thread.
 # pip would compile every module of PyTorch; those that each rank imports are compiled by importing them.
 define install
 	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
@@ -321,7 +322,7 @@ define install
 endef
 KERNELS := CMakeLists.txt kernels/CMakeLists.txt $(SOURCES)
 
-# For the demonstration, the kernels of this machine's instruction set alone: a third of what there is to compile.
+# The demonstration takes the kernels of this machine's instruction set alone, a third of all that can be compiled.
 $(VENV)/.demo: $(VENV)/.tools $(KERNELS)
 	@echo "installing hybridcomp for the demonstration: about two minutes on two cores"
 	$(call install,mpich train,native)
@@ -332,7 +333,7 @@ $(VENV)/.installed: $(VENV)/.tools $(KERNELS)
 	$(call install,mpich train plan examples dev,all)
 	touch $(VENV)/.demo $@
 
-# What the site is built with, which tests and the demonstration do without.
+# Packages that build the site, which tests and the demonstration do without.
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 	  print(*p['optional-dependencies']['docs'], sep='\n')" > $(VENV)/docs.txt

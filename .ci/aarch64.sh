@@ -10,7 +10,7 @@ for tool in aarch64-linux-gnu-g++ qemu-aarch64; do
 done
 root=$out/root site=$out/site tree=$out/tree libraries=/usr/aarch64-linux-gnu
 
-# This release's packages for another architecture, by lists of their own: dpkg's are not touched.
+# Unpack this release's packages for the other architecture, by package lists of their own: dpkg's are not touched.
 unpack_python() {
   mkdir -p "$out/apt/lists/partial" "$out/debs" "$root"
   cat >"$out/apt/conf" <<CONF
@@ -38,13 +38,13 @@ python=$(cat "$out/python")
   --platform manylinux2014_aarch64 --platform manylinux_2_28_aarch64 --implementation cp --python-version "${python#python}" \
   numpy zstandard hypothesis pytest pytest-timeout
 
-# -O1: what is asked is whether the bytes are the same, and it compiles in half the time.
+# -O1 compiles in half the time, and is enough to compare bytes.
 "$bin/cmake" -S . -B "$out/kernels" -G Ninja -DCMAKE_BUILD_TYPE=Release -DHC_LEVEL=-O1 \
   -DCMAKE_TOOLCHAIN_FILE="$PWD/.ci/aarch64.cmake" -DCMAKE_MAKE_PROGRAM="$bin/ninja" -DPython_EXECUTABLE="$bin/python" \
   -DPython_INCLUDE_DIR="$root/usr/include/$python" -Dnanobind_DIR="$("$bin/python" -m nanobind --cmake_dir)" >/dev/null
 "$bin/cmake" --build "$out/kernels"
 
-# A tree of its own, whose package has these kernels.
+# A copy of the tree, whose package has these kernels.
 rm -rf "$tree"
 mkdir -p "$tree"
 cp -r hybridcomp tests pyproject.toml "$tree"

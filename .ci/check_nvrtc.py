@@ -12,11 +12,11 @@ from pathlib import Path
 from hybridcomp import cuda
 
 ARCHITECTURES = ("compute_75", "compute_90")
-UNUSED = "--diag-suppress=177"  # functions of shared headers that a module does not call
+UNUSED = "--diag-suppress=177"  # allows functions of shared headers that a module does not call
 
 
 def load(folder: Path) -> ctypes.CDLL:
-    """NVRTC, with the library of built-in headers that it opens by its name."""
+    """Load NVRTC, with the library of built-in headers that it opens by its name."""
     found = sorted(folder.rglob("libnvrtc.so.*"))
     if not found:
         sys.exit(f"no libnvrtc.so under {folder}")
@@ -26,7 +26,7 @@ def load(folder: Path) -> ctypes.CDLL:
 
 
 def compile_module(nvrtc: ctypes.CDLL, module: str, architecture: str) -> str:
-    """NVRTC's log if it failed or warned, else nothing."""
+    """Compile a module; return NVRTC's log if it failed or warned, else nothing."""
     program = ctypes.c_void_p()
     source, name = cuda.source_of(module).encode(), f"{module}.cu".encode()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None)

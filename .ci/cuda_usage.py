@@ -1,4 +1,4 @@
-"""Print what kernels use, from ptxas's reports (files MODULE.log of a folder): registers, shared memory, spills."""
+"""Print kernels' resources, from ptxas's reports (files MODULE.log of a folder): registers, shared memory, spills."""
 
 from __future__ import annotations
 

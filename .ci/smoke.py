@@ -18,13 +18,13 @@ SOURCES = (
     ".cuh",
     ".hpp",
     ".txt",
-)  # of kernels/cuda and kernels/include, what a GPU's kernels are made of
+)  # suffixes of the files in kernels/cuda and kernels/include that NVRTC compiles
 CODECS = ("none", "lossless", "exponent", "bf16", "int8", "int4", "topk:ratio=0.1", "zfp:rate=16")
 RANKS = 2
 
 
 def contents(wheel: Path, checkout: Path) -> None:
-    """Exit with 1 unless the wheel has every file of the package, and nothing that is not of it."""
+    """Exit with 1 unless the wheel has every file of the package, and nothing else."""
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     package = {
@@ -57,7 +57,7 @@ def run(*command: str | Path) -> str:
 
 
 def use() -> None:
-    """Use what is installed."""
+    """Use the installed package."""
     import numpy as np  # noqa: PLC0415
 
     import hybridcomp as hc  # noqa: PLC0415

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Build the sdist, and the wheel from what the sdist holds, as a release does; then install the wheel in a virtual
+# Build the sdist, and the wheel from the sdist's content, as a release does; then install the wheel in a virtual
 # environment of its own, and use it there, away from the checkout. Takes the index of packages, and a minute or two.
-# The kernels are compiled for this machine alone, at -O1: what is asked is whether everything is there.
+# The kernels are compiled for this machine alone, at -O1: the question is only whether everything is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=$PWD bin=$PWD/.venv/bin out=$PWD/build/wheel

@@ -13,12 +13,12 @@ from harness import WORLD, Operation, main
 
 
 def pieces(rank: int, p: int, n: int) -> list[Piece]:
-    """Every rank has all ranks' data, one after the other."""
+    """Return the pieces of a result: every rank has all ranks' data, one after the other."""
     return [Piece(n // p, ((q, 0),)) for q in range(p)]
 
 
 def gloo(dist: Any, send: Any, recv: Any) -> None:
-    """The same call under its new and its old name."""
+    """Call torch's all-gather by its new name, or by its old one."""
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     call(recv, send)
 

@@ -11,7 +11,7 @@ from harness import WORLD, Operation, main
 
 
 def pieces(rank: int, p: int, n: int) -> list[Piece]:
-    """Every rank has the sum of all."""
+    """Return the pieces of a result: every rank has the sum of all ranks' data."""
     return [Piece(n, tuple((q, 0) for q in range(p)))]
 
 

@@ -11,7 +11,7 @@ from harness import WORLD, Operation, main
 
 
 def pieces(rank: int, p: int, n: int) -> list[Piece]:
-    """Rank r has part r of every rank's data."""
+    """Return the pieces of a result: rank r has part r of every rank's data."""
     return [Piece(n // p, ((q, rank * (n // p)),)) for q in range(p)]
 
 

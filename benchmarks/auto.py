@@ -3,9 +3,9 @@
 hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/auto.py --link 1gbit --json benchmarks/results/auto/1gbit.json
 
 Each cell is an operation and a size. Every choice has a communicator of its own. auto first runs until it has tried
-and decided, 60 operations or more; what those took is a figure of its own. Then all choices take turns, in an order
-drawn anew each round; a turn's first operations are not counted, which meet the link as the one before has left it. A
-time is the median over rounds of the slowest rank's. The best is found by every second round, and compared by the
+and decided, 60 operations or more; their time is a figure of its own. Then all choices take turns, in an order drawn
+anew each round; the first operations of a turn meet the link as the last turn has left it, and are not counted. A time
+is the median over rounds of the slowest rank's. The best is found by every second round, and compared by the
 others: the least of several times that waver is too little. PowerSGD is no fixed choice here: these arrays are flat.
 """
 
@@ -26,9 +26,9 @@ import hybridcomp as hc
 from hybridcomp.policy import Policy, Rule
 
 WORLD = MPI.COMM_WORLD
-SETTLING, LEAST = 800, 60  # operations in which auto ends its trials, at most and at least
-TURN = 0.2  # seconds
-LEAST_CALLS, MOST_CALLS = 5, 2000  # of a turn
+SETTLING, LEAST = 800, 60  # operations until auto has ended its trials, at most and at least
+TURN = 0.2  # seconds of a turn
+LEAST_CALLS, MOST_CALLS = 5, 2000  # calls in a turn
 ROUNDS = 20
 FIXED = {
     "all_reduce": ("none", "exponent", "bf16", "int8:block=128", "int4:block=128"),  # class aggressive, named
@@ -36,7 +36,7 @@ FIXED = {
     "all_gather": ("none", "exponent"),  # class exact
 }
 LOSSLESS = ("none", "exponent")
-EXACT = 1 << 16  # bytes of named sums below which auto's class has the lossless ones alone
+EXACT = 1 << 16  # named sums of fewer bytes: auto's class has the lossless codecs alone
 
 
 def fixed(op: str, spec: str) -> Policy:
@@ -56,7 +56,7 @@ def run(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray) -> N
 
 
 def _slowest(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray, calls: int) -> float:
-    """Return the seconds of each of some operations, the slowest rank's."""
+    """Run an operation ``calls`` times; return the mean seconds of one on the slowest rank."""
 
     def operations() -> None:
         for _ in range(calls):
@@ -66,7 +66,7 @@ def _slowest(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray,
 
 
 def _calls_of_a_turn(comm: hc.Communicator, op: str, send: np.ndarray, recv: np.ndarray) -> int:
-    for calls in (3, 3, 30):  # the first compile schedules
+    for calls in (3, 3, 30):  # the first calls compile schedules
         took = _slowest(comm, op, send, recv, calls)
         if took * 30 > TURN:
             break
@@ -146,7 +146,7 @@ def main() -> None:
                 one = cells[-1]
                 against = f"{one['of_best']} of the best ({one['best']}), {one['of_none']} of none"
                 print(f"{given.link} {op} {nbytes}: auto takes {one['auto']}, {against}", flush=True)
-                if given.json is not None:  # after each: what was measured stays
+                if given.json is not None:  # after each cell, so that measured cells are kept
                     given.json.parent.mkdir(parents=True, exist_ok=True)
                     record = {"link": given.link, "ranks": WORLD.size, "cells": cells}
                     given.json.write_text(json.dumps(record, indent=1) + "\n")

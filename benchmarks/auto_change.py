@@ -25,9 +25,9 @@ from hybridcomp.lab import Lab
 
 HOSTS = 4
 SEED = 1
-GRADIENTS = 4  # of a step
+GRADIENTS = 4  # in a step
 POLICIES = ("auto", "none", "int8:block=128", "int4:block=128")
-_TIMEOUT = 400.0  # seconds of a job
+_TIMEOUT = 400.0  # seconds that a job may take
 
 
 def ranks(policy: str, steps: int, nbytes: int) -> None:
@@ -98,7 +98,7 @@ def job(lab: Lab, policy: str, given: argparse.Namespace) -> list[dict[str, Any]
 
 
 def main() -> int:
-    """Run all jobs, and write what came of them."""
+    """Run all jobs, and write their steps."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -11,7 +11,7 @@ from harness import WORLD, Operation, main
 
 
 def pieces(rank: int, p: int, n: int) -> list[Piece]:
-    """Every rank has rank 0's data."""
+    """Return the pieces of a result: every rank has rank 0's data."""
     return [Piece(n, ((0, 0),))]
 
 

@@ -1,4 +1,4 @@
-"""Every codec and what others offer, on one thread: speed beside memcpy, size, error.
+"""Every codec and its peers on one thread: speed beside memcpy, size, error.
 
 python benchmarks/codecs.py --json runs/bench/codecs.json             # all codecs, peers, five data sets; 5 minutes
 python benchmarks/codecs.py --sizes --json runs/bench/codecs_sizes.json    # do ratios hold at other sizes and types?
@@ -44,7 +44,7 @@ from hybridcomp.demo import machine
 ELEMENTS = 1 << 24
 SIZES = {"64 Ki": 1 << 16, "1 Mi + 1": (1 << 20) + 1, "16 Mi": ELEMENTS, "100 Mi": 100 << 20}
 HALVES = ("float16", "bfloat16")
-BUSY = 0.3  # cores that other programs use, from which on figures are not worth keeping
+BUSY = 0.3  # cores that other programs use; from there on figures are not worth keeping
 QUICK_ELEMENTS = 50_000
 QUICK_SIZES = {"4 Ki": 1 << 12, "16 Ki": 1 << 14}
 
@@ -83,7 +83,7 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     try:
         args.entries = specs.ENTRIES if args.codec is None else specs.find(args.codec.split(";"))
-        args.codecs = [entry.codec() for entry in args.entries]  # an unknown one is an error before the work
+        args.codecs = [entry.codec() for entry in args.entries]  # an unknown spec is an error before the work
     except ValueError as error:
         parser.error(str(error))
     there = native.kernels().available_isas()  # the best first
@@ -112,7 +112,7 @@ def our_row(
     """Measure one codec of ours; its messages do not depend on the instruction set.
 
     Raises:
-        CheckFailed: it does not hold what it promises.
+        CheckFailed: the codec does not hold what it promises.
     """
     codec = entry.codec()
     row: Row = {"name": entry.spec, "spec": codec.spec, "family": entry.family, "ours": True, "sets": {}}
@@ -137,7 +137,7 @@ def our_row(
 
 
 def peer_row(kind: type[Peer], sets: list[data.DataSet], memcpy: Memcpy, timing: Timing) -> Row:
-    """Measure a peer; it promised us nothing, so nothing is checked but that values come back."""
+    """Measure a peer; it promises nothing, so nothing is checked but that values come back."""
     row: Row = {"name": kind.name, "family": kind.family, "ours": False, "sets": {}}
     missing = kind.missing()
     if missing is not None:
@@ -159,7 +159,7 @@ def timed(subject: Subject, memcpy: Memcpy, timing: Timing) -> Row:
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """All codecs and peers on all data sets."""
+    """Measure all codecs and peers on all data sets."""
     print("# making the data ...", flush=True)
     sets = data.every(args.elements, small=args.quick)
     for one in sets:
@@ -186,7 +186,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def judge(rows: list[Row]) -> list[Row]:
-    """Judge what was asked of the rows measured, by instruction set: whether it is met (None: not measured)."""
+    """Return the speeds that were asked for, by instruction set, and whether each is met (None: not measured)."""
     by_name = {row["name"]: row for row in rows if "encode" in row}
     judged = []
     for asked in specs.ASKED:
@@ -211,10 +211,10 @@ def judge(rows: list[Row]) -> list[Row]:
 
 
 def size_row(entry: specs.Entry, x: Any, memcpy: Memcpy, timing: Timing) -> Row:
-    """One codec on one array of Gaussian values.
+    """Measure one codec on one array of Gaussian values.
 
     Raises:
-        CheckFailed: it does not hold what it promises (of float32), or decode_add is not decode and an addition.
+        CheckFailed: the codec does not hold what it promises (of float32), or decode_add is not decode and an addition.
     """
     subject = Ours(entry.codec(), x)
     subject.decode()
@@ -227,7 +227,7 @@ def size_row(entry: specs.Entry, x: Any, memcpy: Memcpy, timing: Timing) -> Row:
 
 
 def study(args: argparse.Namespace) -> dict[str, Any]:
-    """Ratios to memcpy of as many float32, none of it in the cache, at other sizes and input types than the base's."""
+    """Measure ratios to memcpy of as many float32, none of it in the cache, at other sizes and types than the base."""
     sizes = QUICK_SIZES if args.quick else SIZES
     base = "16 Ki" if args.quick else "16 Mi"
     cases = [(label, n, "float32") for label, n in sizes.items()] + [(base, sizes[base], d) for d in HALVES]
@@ -240,7 +240,7 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
         values = {n: data.gaussian(n).values for n in sizes.values()}
         memcpys = {n: Memcpy(values[n], measure.copies_of(n)) for n in values}
         inputs = [as_type(values[n], dtype) for _, n, dtype in cases]
-        # A codec's cases one after another: what is compared is then measured within a few seconds.
+        # A codec's cases follow one another, so that figures that are compared are measured within a few seconds.
         for entry in args.entries:
             for (label, n, dtype), x in zip(cases, inputs, strict=True):
                 try:
@@ -269,7 +269,7 @@ def as_type(x: Any, dtype: str) -> Any:
 
 
 def fallen(rows: list[Row], base: str) -> list[Row]:
-    """The operations whose ratio is lower than at the base by more than allowed."""
+    """Return the operations whose ratio is lower than at the base by more than allowed."""
     usual = {
         r["name"]: r for r in rows if r["size"] == base and r["dtype"] == "float32" and "failed" not in r
     }
@@ -295,7 +295,7 @@ def on_device(args: argparse.Namespace, keep: Callable[[Row], None]) -> Row:
 
 
 def write(args: argparse.Namespace, found: Row, load: float) -> None:
-    """Write the results, with the machine that they are of."""
+    """Write the results, with the machine on which they were measured."""
     facts = {key: value for key, value in machine.facts("none").items() if key != "lab"}
     record = {
         "benchmark": {"cpu": "codec sizes" if args.sizes else "codecs"}.get(

@@ -1,4 +1,4 @@
-"""Consensus of random matrices by gossip on a ring: how far ranks are apart, for the bits that they have sent.
+"""Consensus of random matrices by gossip on a ring: distance between the ranks, by the bits that they have sent.
 
 python benchmarks/consensus.py --json consensus.json --picture consensus.png
 
@@ -7,7 +7,7 @@ Every rank has a Gaussian float32 matrix of its own, and mixes it with its neigh
 ranks' matrices from their mean, over that at the beginning. Bits are what a rank sends to all its neighbours, headers
 included, over the elements of the matrix.
 
-PowerGossip has nothing to tune. Choco runs with each ``--gamma``, of which one has to be found for each codec: the
+PowerGossip has nothing to tune. Choco runs with each ``--gamma``, since a gamma has to be found for each codec: the
 first one is the trainer's default. Vogels et al. (arXiv:2008.01425) have PowerGossip's error fall linearly in the bits,
 and below that of tuned rules.
 """
@@ -44,7 +44,7 @@ Make = Callable[[dict[str, np.ndarray], Neighbours], Rule]
 
 
 def rules(gammas: list[float]) -> Iterator[tuple[str, Make]]:
-    """Yield what is compared, with its name."""
+    """Yield the name of each rule to compare, and a function that makes the rule."""
     yield "plain", PlainGossip
     for rank in POWERS:
         yield f"powergossip rank {rank}", lambda x, near, rank=rank: PowerGossip(x, near, rank)
@@ -57,7 +57,7 @@ def rules(gammas: list[float]) -> Iterator[tuple[str, Make]]:
 
 
 def distance(world: MPI.Comm, mine: np.ndarray) -> float:
-    """The L2 distance of all ranks' matrices from their mean."""
+    """Return the L2 distance of all ranks' matrices from their mean."""
     everyone = np.empty((world.size, mine.size))
     world.Allgather(mine.astype(np.float64).ravel(), everyone)
     return float(np.linalg.norm(everyone - everyone.mean(0)))
@@ -76,7 +76,7 @@ def measure(rows: int, columns: int, bits: float, gammas: list[float]) -> None:
         first = distance(world, x)
         points = [(0.0, 1.0)]
         while points[-1][0] < bits:
-            with np.errstate(over="ignore", invalid="ignore"):  # of a gamma that diverges
+            with np.errstate(over="ignore", invalid="ignore"):  # a gamma may diverge
                 rule.mix(len(points) - 1)
                 error = distance(world, x) / first
             (row,) = neighbours.rows()
@@ -94,7 +94,7 @@ def measure(rows: int, columns: int, bits: float, gammas: list[float]) -> None:
 
 
 def measured(ranks: int, arguments: argparse.Namespace) -> list[Record]:
-    """Start so many ranks and return their lines."""
+    """Start ``ranks`` ranks and return their lines."""
     more = [
         "--measure",
         "--shape",

@@ -1,4 +1,4 @@
-"""What cyclic data parallelism balances: activations alive at once, and the rate of the links, beside data parallelism.
+"""Balance of cyclic data parallelism: activations alive at once, and the rate of the links, beside data parallelism.
 
 hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/cyclic.py --json benchmarks/results/schedules/cyclic_4hosts.json
 
@@ -6,7 +6,7 @@ One replica a host, one block a stage, as many stages as replicas; blocks sleep 
 all replicas "compute" at once on any machine; weights, messages and updates are those of `hybridcomp train`. Data
 parallelism is DistributedDataParallel. Activations are counted from the begins and ends of all ranks' passes, links by
 the kernel's counters. Fournier and Oyallon (arXiv 2403.08837) give (N + 1) / (2N) of the activations, and the same
-traffic in every time-step. What a replica holds of weights, gradients and moments is counted in some more steps.
+traffic in every time-step. The weights, gradients and moments that a replica holds are counted in some more steps.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ SCHEDULES = {
     "cdp-v1, stages": "--schedule cdp-v1 --shard stages",
     "cdp-v2, stages": "--schedule cdp-v2 --shard stages",
 }
-FIRST = 2  # steps that are not counted: connections, and workers that begin one after the other
+FIRST = 2  # steps that are not counted, in which connections are made and workers begin one after the other
 
 
 @dataclass(frozen=True)
 class Row:
-    """One schedule.
+    """Figures of one schedule.
 
     Attributes:
-        schedule: its name, and what replicas share.
+        schedule: name of the schedule, and what replicas share.
         step_seconds: mean of the counted steps.
-        activations: of a stage and micro-batch, alive at once on all replicas: the peak that lasts half a time-step.
-        activations_mean: over time.
-        activations_rule: the peak by the schedule's time-steps.
-        link_peak_over_mean: of one link, the largest: bytes of its busiest time-step over the mean.
-        total_peak_over_mean: the same of all links together.
-        total_rule: the same by the schedule's time-steps, of messages that are all as large.
-        bytes_per_step: that all links sent.
+        activations: activations of a stage and micro-batch alive at once on all replicas: the peak that lasts half a
+            time-step.
+        activations_mean: mean of that number over time.
+        activations_rule: that peak by the schedule's time-steps.
+        link_peak_over_mean: bytes of a link's busiest time-step over the mean: the largest of all links.
+        total_peak_over_mean: the same for all links together.
+        total_rule: the same by the schedule's time-steps, with messages of equal size.
+        bytes_per_step: bytes that all links sent in a step.
         state_per_parameter: bytes of weights, gradients and moments that the fullest replica holds in a pass, over the
             model's parameters.
     """
@@ -72,7 +73,7 @@ class Row:
 
 
 def held() -> int:
-    """Bytes of all tensors that this process has names for: all but the activations that autograd keeps."""
+    """Return the bytes of all tensors that Python refers to: all but the activations that autograd keeps."""
     tensors = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
     tensors += [one.grad for one in tensors if one.is_leaf and one.grad is not None]
     storages = (tensor.untyped_storage() for tensor in tensors)
@@ -80,7 +81,7 @@ def held() -> int:
 
 
 def rule_of(schedule: str, size: int) -> list[int]:
-    """Messages of all replicas in each time-step of a step."""
+    """Return the number of all replicas' messages in each time-step of a step."""
     at_once = "cdp-v2" in schedule
     if "cdp" not in schedule:
         return [1] + [0] * (2 * size - 1)
@@ -97,7 +98,7 @@ def measure(schedule: str, seconds: float, steps: int, width: int) -> Row:
     begun: list[float] = []
     spans: list[tuple[float, ...]] = []
 
-    gc.collect()  # the schedule before
+    gc.collect()  # frees the schedule measured before
     before = held()
     most = 0
 
@@ -108,7 +109,7 @@ def measure(schedule: str, seconds: float, steps: int, width: int) -> Row:
         elif direction == "forward":
             begun.append(began)
         else:
-            spans.append((begun.pop(), ended))  # backward goes through the stages the other way round
+            spans.append((begun.pop(), ended))  # backward passes go through the stages in reverse order
 
     weighs = False
     running = sleeping_schedule(job, (seconds, seconds), told)
@@ -119,22 +120,22 @@ def measure(schedule: str, seconds: float, steps: int, width: int) -> Row:
         for step in range(steps):
             begins.append(time.monotonic())
             running.train(step, last=step == steps - 1)
-    weighs = True  # it takes time
+    weighs = True  # after the timed steps, because it takes time
     for step in range(steps, steps + 4):
         running.train(step, last=step == steps + 3)
     parameters = sum(p.numel() for stage in running.run.model.stages for p in stage.plain.parameters())
     everyone = gather(MPI.COMM_WORLD, spans, 2)
     links = gather(MPI.COMM_WORLD, sampler.rows, 2)
-    # From the time at which all have counted steps behind them, to that at which the first begins its last but one.
+    # The window begins when all ranks have begun a counted step, and ends when the first begins its last but one.
     starts = MPI.COMM_WORLD.allgather(begins)
     start, end = max(row[FIRST] for row in starts), min(row[-2] for row in starts)
-    # Whole steps, so that a mean is of whole steps.
+    # The window is cut to whole steps, so that a mean over it is one of whole steps.
     step_seconds = (begins[-2] - begins[FIRST]) / (steps - FIRST - 2)
     count = max(1, int((end - start) / step_seconds))
     end = start + count * step_seconds
     peak, mean = alive(everyone, start, end, seconds / 20, seconds / 2)
     window = step_seconds / (2 * size)
-    # Messages leave where one time-step ends and the next begins: in the middle of a window.
+    # Messages leave where one time-step ends and the next begins; the windows are centred on that.
     loads = [rates(samples, start + window / 2, end + window, window) for samples in links]
     total = sum(loads)
     messages = rule_of(schedule, size)

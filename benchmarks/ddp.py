@@ -38,23 +38,23 @@ import hybridcomp.torch as hct
 
 _WIDTH, _LAYERS = 512, 4
 _ONE_BUCKET_MB = 1000
-_WARMUP = 1  # turns in which DDP rebuilds its buckets and PowerSGD begins
+_WARMUP = 1  # turns that are not counted: DDP rebuilds its buckets and PowerSGD begins
 _LEAST_ALIKE = (
     0.1  # cosine of a step's gradients and the exact average's; of unrelated ones it is about 0.0003
 )
-_STEPS = 4  # of a turn; the first finds the caches as the others left them, and is not counted
+_STEPS = 4  # steps in a turn; the first one, in caches that the other sides left, is not counted
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to take a step. Medians of the slowest rank, in seconds.
+    """Figures of one way to take a step: medians of the slowest rank, in seconds.
 
     Attributes:
         kind: ``local``, ``peer`` or ``ours``.
-        link_bytes: that crossed the busiest host's link in its busier direction, by the kernel's count; 0 if unknown.
+        link_bytes: bytes on the busiest host's link in its busier direction, by the kernel's count; 0 if unknown.
         cores: processor time of all ranks over the time.
         wire_fraction: the least time in which the link carries those bytes, over the time; None if not shaped.
-        relative_error: L2, of a step's gradients against the exact average; without feedback's later corrections.
+        relative_error: L2 error of a step's gradients against the exact average, without feedback's later corrections.
         over_local: the time over that of the local computation.
         speedup: the best peer's time over this.
     """
@@ -71,7 +71,7 @@ class Row:
     speedup: float
 
     def line(self) -> str:
-        """The row as text."""
+        """Return the row as text."""
         return (
             f"{self.name:>40} {self.seconds * 1e3:>9.1f} {self.over_local:>8.2f} {self.speedup:>8.2f} "
             f"{self.link_bytes or '-':>11} {output.fraction(self.wire_fraction):>8} {self.cores:>6.2f} "
@@ -91,7 +91,7 @@ HEADER = "\n".join(
 
 @dataclass
 class Side:
-    """One that takes turns."""
+    """One of the ways to take a step that take turns, with its timings."""
 
     kind: str
     name: str
@@ -104,7 +104,7 @@ class Side:
 
 
 def network() -> nn.Module:
-    """The same weights on every rank: 12.6 million parameters."""
+    """Build the network of 12.6 million parameters, with the same weights on every rank."""
     torch.manual_seed(1)
     layers = [
         nn.TransformerEncoderLayer(_WIDTH, 8, 4 * _WIDTH, dropout=0.0, batch_first=True)
@@ -114,7 +114,7 @@ def network() -> nn.Module:
 
 
 def policy_of(text: str) -> str:
-    """A policy file for ``codec`` or ``codec+feedback``."""
+    """Write a policy file for ``codec`` or ``codec+feedback``; return its path."""
     codec, _, feedback = text.partition("+")
     entry = f'codec = "{codec}"' + (f', feedback = "{feedback}"' if feedback else "")
     with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
@@ -123,7 +123,7 @@ def policy_of(text: str) -> str:
 
 
 def sides_of(args: argparse.Namespace) -> list[Side]:
-    """Everything that takes turns. Collective."""
+    """Make all sides that take turns; collective."""
     gloo = peers.gloo(args.timeout).group.WORLD
     ours = dist.new_group(backend="hybridcomp", pg_options=hct.Options(policy="none", axis="dp"))
 
@@ -169,7 +169,7 @@ def sides_of(args: argparse.Namespace) -> list[Side]:
 
 
 def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Forward and backward."""
+    """Run a forward and a backward pass."""
     for p in model.parameters():
         if p.grad is not None:
             p.grad.zero_()
@@ -177,7 +177,7 @@ def step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def gradient(model: nn.Module) -> torch.Tensor:
-    """All gradients in one tensor."""
+    """Return all gradients in one tensor."""
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
 
@@ -185,7 +185,7 @@ def check(side: Side, exact: torch.Tensor) -> None:
     """Compare the gradients with the exact average, and with the other ranks' bits.
 
     Raises:
-        harness.CheckError: on all ranks; they differ, or are no approximation of the average.
+        harness.CheckError: on all ranks, the gradients differ between ranks, or are no approximation of the average.
     """
     if side.kind == "local":
         return
@@ -196,7 +196,7 @@ def check(side: Side, exact: torch.Tensor) -> None:
     side.error = WORLD.allreduce(float("inf") if math.isnan(error) else error, op=MPI.MAX)
     least = WORLD.allreduce(-1.0 if math.isnan(alike) else alike, op=MPI.MIN)
     side.identical = len(set(WORLD.allgather(hashlib.blake2b(mine.numpy(), digest_size=16).digest()))) == 1
-    # With feedback a step has the errors of those before it, too: it may be far off, but not in direction.
+    # With feedback a step has the errors of earlier steps, too: it may be far off in length, but not in direction.
     if least < _LEAST_ALIKE or (side.kind == "ours" and not side.identical):
         raise harness.CheckError(
             f"{side.name}: relative error {side.error:.3g}, cosine {least:.3g}, ranks "
@@ -205,7 +205,7 @@ def check(side: Side, exact: torch.Tensor) -> None:
 
 
 def measure(args: argparse.Namespace) -> list[Row]:
-    """Take turns."""
+    """Time all sides in turn; return their rows."""
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(WORLD.rank)
     x, y = torch.randn(2, args.tokens // 16, 16, _WIDTH, generator=generator)

@@ -6,7 +6,7 @@ python benchmarks/dlrm.py --rates 200mbit --seeds 1 --flags "--steps 60 --rows 2
 Every variant is examples/dlrm.py on four hosts of the lab, one rank each, with links of each rate and with each seed:
 on PyTorch's gloo, uncompressed on hybridcomp, by one bound for all tables, and by bounds and coders of their own that
 are wider at first. Speeds are of training alone, its exact first steps included. The AUC on held-out clicks may differ
-from that of the uncompressed run with the same seed by 0.001 at most; it is said of each variant whether it does. A run
+from that of the uncompressed run with the same seed by 0.001 at most; each variant's row says whether it does. A run
 whose replicas differ, or whose loss is not finite, ends the benchmark. Takes root, as ``hybridcomp lab`` does.
 """
 
@@ -40,7 +40,7 @@ VARIANTS = {
     ONE: ("--compress", "one"),
     DUAL: ("--compress", "dual"),
 }
-ALLOWED = 1e-3  # of the AUC
+ALLOWED = 1e-3  # largest difference of the AUC to the uncompressed run's
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Run:
     """Figures of one training.
 
     Attributes:
-        variant, rate, seed: of the run.
-        auc: on held-out clicks.
-        loss: the mean of the last tenth of the steps.
-        samples_per_second: of all ranks.
-        plain_bytes, wire_bytes: of the all-to-all of rows, of all ranks, in all steps, the exact ones too; 0 on gloo,
-            which does not count them.
-        codecs: of the tables, where each has its own.
+        variant, rate, seed: variant, rate of the links, and seed of the run.
+        auc: AUC on held-out clicks.
+        loss: mean over the last tenth of the steps.
+        samples_per_second: speed of all ranks together.
+        plain_bytes, wire_bytes: bytes of the all-to-all of rows, by all ranks in all steps, the exact ones too; 0 on
+            gloo, which does not count them.
+        codecs: codecs of the tables, where each has its own.
     """
 
     variant: str
@@ -88,7 +88,7 @@ def train(lab: Lab, variant: str, rate: str, seed: int, flags: str) -> Run:
     """Run the program on all hosts.
 
     Raises:
-        CheckError: it failed, a loss is not finite, or replicas differ.
+        CheckError: the program failed, a loss is not finite, or replicas differ.
     """
     command = ["python", str(PROGRAM), *f"{MODEL} --seed {seed}".split(), *VARIANTS[variant], *flags.split()]
     found = found_by(lab, command, 1, TIMEOUT)

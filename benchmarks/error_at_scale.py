@@ -31,7 +31,7 @@ from hybridcomp.launcher import find_mpiexec
 CODECS = ("bf16", "int8:block=128", "fp8:e4m3", "int4:block=128")
 SIMULATED = tuple(1 << power for power in range(1, 11))
 MEASURED = (2, 4, 8, 16)
-ELEMENTS = 1 << 16  # of a shard, a multiple of every codec's block
+ELEMENTS = 1 << 16  # elements in a shard, a multiple of every codec's block
 WAYS = {"once": "one encoding", "ring": "encoded at each hop"}
 _SECONDS = 240
 _TAG = 7
@@ -40,7 +40,7 @@ Row = dict[str, Any]
 
 
 def drawn(rank: int, elements: int = ELEMENTS) -> np.ndarray:
-    """Draw a rank's values: the same wherever they are drawn."""
+    """Draw a rank's values, which are the same in every process."""
     return np.random.default_rng(1000 + rank).standard_normal(elements, dtype=np.float32)
 
 
@@ -50,7 +50,7 @@ def relative(result: np.ndarray, exact: np.ndarray) -> float:
 
 
 def simulate(spec: str, ranks: int) -> Row:
-    """Sum a shard of so many ranks both ways."""
+    """Sum a shard over ``ranks`` ranks in both ways, and return the errors."""
     codec = hc.get_codec(spec)
     exact = np.zeros(ELEMENTS)
     once = np.zeros(ELEMENTS, np.float32)
@@ -58,12 +58,12 @@ def simulate(spec: str, ranks: int) -> Row:
     for rank in range(ranks):
         values = drawn(rank)
         exact += values
-        # The owner of a shard, rank 0 here, adds its own as they are.
+        # The owner of a shard, rank 0 here, adds its own values as they are.
         if rank:
             codec.decode_add(codec.encode(values), once)
         else:
             once += values
-        # Around the ring the first rank sends what it has; each later one adds its own to what has arrived.
+        # Around the ring the first rank sends its values; each later one adds its own to the partial sum that arrives.
         partial = values if rank == 0 else hc.decode(codec.encode(partial)) + values
     errors = {
         "once": relative(hc.decode(codec.encode(once)), exact),
@@ -118,7 +118,7 @@ def measure() -> None:
 
 
 def measured(ranks: int) -> list[Row]:
-    """Start so many ranks and return their rows."""
+    """Start ``ranks`` ranks and return their rows."""
     command = [find_mpiexec(), "-n", str(ranks), sys.executable, __file__, "--measure"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     if done.returncode:

@@ -32,12 +32,12 @@ class Case:
     """A program, and how it is run on gloo and on hybridcomp.
 
     Attributes:
-        name: of the file in examples/.
-        arguments: of both.
-        gloo: what puts it on gloo.
-        ours: what puts it on hybridcomp.
-        options: of ``hybridcomp run`` for the second.
-        label: for the table.
+        name: name of the file in examples/, without its ending.
+        arguments: arguments of both runs.
+        gloo: arguments that put the program on gloo.
+        ours: arguments that put the program on hybridcomp.
+        options: options of ``hybridcomp run`` for the run on hybridcomp.
+        label: description for the table.
     """
 
     name: str
@@ -70,7 +70,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Said:
-    """What a run printed: samples or tokens a second, the first loss and the last."""
+    """Figures that a run printed: samples or tokens a second, the first loss and the last."""
 
     speed: float
     first: float
@@ -81,7 +81,7 @@ def run(lab: Lab, case: Case, *, ours: bool) -> Said:
     """Run a program on four ranks.
 
     Raises:
-        RuntimeError: it failed, its replicas differ, or its loss did not fall.
+        RuntimeError: the program failed, its replicas differ, or its loss did not fall.
     """
     options = case.options if ours else ()
     which = case.ours if ours else case.gloo

@@ -1,13 +1,13 @@
-"""How far an optimizer moves on compressed gradients that mean the same in every step, with and without error feedback.
+"""Movement of an optimizer on compressed gradients with a constant mean, with and without error feedback.
 
 python benchmarks/feedback_under_adam.py
 python benchmarks/feedback_under_adam.py --codecs int2:block=128 topk:ratio=0.01 --json results.json
 
 A gradient of many elements is noise of unit size around a mean a tenth as large. One sender encodes it in every step,
-and Adam and SGD go by what is decoded. ``moved`` is how far along the mean's direction the parameters have gone, over
-what they do on the exact gradient; ``length`` is the norm of what is decoded over the gradient's; ``owed`` is that of
-the residual at the end. With feedback what was sent and what is owed must be what was meant: that is checked before a
-figure is printed.
+and Adam and SGD go by the decoded gradient. ``moved`` is the way of the parameters along the mean's direction, over
+their way on the exact gradient; ``length`` is the norm of the decoded gradient over the exact one's; ``owed`` is that
+of the residual at the end. With feedback the sent gradients and the residual must sum to the exact gradients, which is
+checked before a figure is printed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one codec; see the module."""
+    """Figures of one codec; see the module."""
 
     noise: str
     codec: str
@@ -43,7 +43,7 @@ class Row:
 
 
 class Adam:
-    """Adam on a vector, without a learning rate: the sum of its steps."""
+    """Adam on a vector, without a learning rate; ``moved`` is the sum of its steps."""
 
     def __init__(self, n: int) -> None:
         self.m, self.v, self.moved, self.t = np.zeros(n), np.zeros(n), np.zeros(n), 0
@@ -59,7 +59,7 @@ def measure(spec: str, form: str | None, noise: str, n: int, steps: int) -> Row:
     """Run one codec beside the exact gradient.
 
     Raises:
-        ValueError: what SGD was given, and what is owed, are not what was meant.
+        ValueError: the sent gradients and the residual do not sum to the exact gradients.
     """
     rng = np.random.default_rng(1)
     mean = MEAN * rng.standard_normal(n)

@@ -130,7 +130,7 @@ def run(lab: Lab, variant: str, seed: int, steps: int) -> dict[str, Any]:
     """Train a variant on all hosts.
 
     Raises:
-        CheckError: it failed, its loss is not finite, or its ranks differ.
+        CheckError: the training failed, its loss is not finite, or its ranks differ.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".toml", encoding="utf-8") as policy:
         policy.write(VARIANTS[variant])

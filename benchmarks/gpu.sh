@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Everything that only a GPU can tell: `make gpu`, or benchmarks/gpu.sh with some of the stages
-# tests sanitize ranks speed (where a machine is lent for minutes). Needs python3 (or GPU_PYTHON) with cupy, torch, numpy, pytest and
-# mpi4py, a C++ compiler, cmake, ninja and nanobind; no internet, no root. What python3 lacks may lie as wheels in the folder
-# GPU_WHEELS (docs/cuda.md lists them); GPU_KERNELS is a _kernels*.so built for that Python elsewhere, GPU_SECONDS ends each
-# stage (600). The memory checkers run beside the tests. Leaves gpu.json and gpu_ranks.json and the table gpu.md in
-# RESULTS/gpu/<the GPU's name>, and what the stages printed in LOGS (build/gpu).
+# Run the tests and measurements that need a GPU: `make gpu`, or benchmarks/gpu.sh with some of the stages
+# tests sanitize ranks speed (where a machine is lent for minutes). Needs python3 (or GPU_PYTHON) with cupy, torch,
+# numpy, pytest and mpi4py, a C++ compiler, cmake, ninja and nanobind; no internet, no root. Packages that python3 lacks
+# may be wheels in the folder GPU_WHEELS (docs/cuda.md lists them); GPU_KERNELS is a _kernels*.so built for that Python
+# elsewhere, GPU_SECONDS ends a stage (600). The memory checkers run beside the tests. Leaves gpu.json, gpu_ranks.json
+# and the table gpu.md in RESULTS/gpu/<the GPU's name>, and the output of the stages in LOGS (build/gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stages=" ${*:-tests sanitize ranks speed} "
@@ -107,7 +107,7 @@ for one in "${aside[@]}"; do
   wait "$process" || failed+=("$name: $logs/$log.log")
   cat "$logs/$log.end"
 done
-if wanted speed; then # alone: what runs beside it would show
+if wanted speed; then # alone, since other work would show in the figures
   check speed "speed" "$python" benchmarks/codecs.py --device cuda --threads "$(nproc)" --json "$results/gpu.json"
 fi
 if [ -f "$results/gpu.json" ]; then check table "the table" "$python" benchmarks/pages/gpu_table.py "$results"; fi

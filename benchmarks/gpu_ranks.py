@@ -36,7 +36,7 @@ LARGEST_ERROR = {
 }
 RUNS = ("none", "int8", "int8, by the hook")
 WIDTH, BATCH, STEPS = 256, 64, 60
-FAR = 0.02  # how much higher a loss may end than the uncompressed run's
+FAR = 0.02  # largest excess of a final loss over the uncompressed run's
 
 Row = dict[str, Any]
 
@@ -58,7 +58,7 @@ class Arrays:
 
 
 def allreduces(arrays: Arrays, n: int, iterations: int) -> list[Row]:
-    """An all-reduce by each codec."""
+    """Time and check an all-reduce by each codec."""
     comm = hc.Communicator(WORLD, "none", "dp")
     values = np.random.default_rng(WORLD.rank).standard_normal(n).astype(np.float32)
     exact = np.empty(n, np.float64)
@@ -92,13 +92,13 @@ def allreduces(arrays: Arrays, n: int, iterations: int) -> list[Row]:
 
 
 def same_everywhere(values: np.ndarray[Any, Any]) -> bool:
-    """Whether all ranks hold the same bits."""
+    """Tell whether all ranks hold the same bits."""
     first = WORLD.bcast(values if WORLD.rank == 0 else None, root=0)
     return bool(WORLD.allreduce(first.tobytes() == values.tobytes(), op=MPI.LAND))
 
 
 def training(device: str) -> list[Row]:
-    """DDP of a small network: through the process group, with and without compression, and with the hook."""
+    """Train a small network by DDP: through the process group, with and without compression, and with the hook."""
     import torch  # noqa: PLC0415  (the arrays come first: they need no torch)
     import torch.distributed as dist  # noqa: PLC0415
 

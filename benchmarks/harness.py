@@ -1,4 +1,4 @@
-"""What the benchmarks of collectives have in common: flags, timing in turn with the peers, checks, output.
+"""Common parts of the benchmarks of collectives: flags, timing in turn with the peers, checks, output.
 
 As in nccl-tests: ``algbw`` is the size's uncompressed bytes over the time, ``busbw`` is ``algbw`` times the
 operation's factor (2(n-1)/n for an all-reduce), so that it can be compared with the link whatever n is. A
@@ -38,31 +38,33 @@ from hybridcomp.launcher import abort
 from hybridcomp.schedules.registry import ALGORITHMS
 
 WORLD = MPI.COMM_WORLD
-_GRACE = 30.0  # seconds over the timeout, in which an operation of ours raises its own error
-# Short operations vary most, and take least: so many bytes of each, or so many iterations; in turns of so many calls.
+_GRACE = 30.0  # seconds past the timeout, in which our own operation raises its error
+# Short operations vary most and take least time: each gets iterations for _ITERS_BYTES, at most _MOST_ITERS, in turns
+# of _CALLS calls up to _SHORT_BYTES.
 _ITERS_BYTES = 1 << 24
 _MOST_ITERS = 125
 _CALLS = 5
 _SHORT_BYTES = 1 << 20
-_STEPS = 3.0  # times a codec's own error that a result may be off: it is encoded more than once
-_LINEAR = 2.0  # as much as a linear codec's may be
+_STEPS = 3.0  # largest error of a result over its codec's own, since values are encoded more than once
+_LINEAR = 2.0  # largest relative error of a linear codec's result
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What a benchmark measures. Buffers are flat arrays; n counts the elements of the size that is shown.
+    """An operation to measure. Buffers are flat arrays; n counts the elements of the size that is shown.
 
     Attributes:
-        name: as in ``comm.stats()``.
-        factor: of busbw on p ranks.
-        send, recv: elements of the buffers, of n and p.
-        pieces: the receive buffer by (rank, p, n).
+        name: name in ``comm.stats()``.
+        factor: factor of busbw on p ranks.
+        send, recv: elements in each buffer, as functions of n and p.
+        pieces: pieces of the receive buffer, as a function of (rank, p, n).
         ours: ``run(comm, send, recv, **how)``.
         mpi: ``run(send, recv)``.
         gloo: ``run(torch.distributed, send, recv)`` on tensors.
-        in_place: who of "ours", "mpi" and "gloo" works on the receive buffer alone: it is filled before each call.
-        same_bits: all ranks' results are the same.
-        least: ranks that it needs.
+        in_place: those of "ours", "mpi" and "gloo" that work on the receive buffer alone, which is filled before each
+            call.
+        same_bits: whether all ranks' results have the same bits.
+        least: least number of ranks.
     """
 
     name: str
@@ -80,9 +82,9 @@ class Operation:
 
 @dataclass
 class Side:
-    """One that takes turns: a codec of ours or a peer.
+    """A codec of ours or a peer that takes turns with the others.
 
-    Seconds of the slowest rank, bytes of the busiest host, processor seconds of all ranks.
+    It has the seconds of the slowest rank, bytes of the busiest host, and processor seconds of all ranks.
     """
 
     kind: str
@@ -97,7 +99,7 @@ class Side:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Speaks on rank 0 alone; every rank ends with the same code."""
+    """Argument parser that prints on rank 0 alone; every rank ends with the same code."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if WORLD.rank == 0:
@@ -105,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The flags that every benchmark of collectives takes."""
+    """Return a parser of the flags that every benchmark of collectives takes."""
     result = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = result.add_argument
     add("--codec", type=parse_codecs, default="int8", help="int8,int4 or int8:block=64;topk:ratio=0.01")
@@ -120,7 +122,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def parse_more(text: str) -> dict[str, Any]:
-    """What ``--more`` says: other sizes, iterations and result file."""
+    """Parse ``--more``: other sizes, iterations and result file."""
     try:
         sizes, iters, path = text.split("@", 2)
         more = {"size": parse_sizes(sizes), "iters": int(iters), "json": Path(path), "plot": None}
@@ -159,7 +161,7 @@ def bounded(seconds: float) -> Iterator[None]:
 
 
 def clocked(run: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds and processor seconds of this rank, once all ranks are there."""
+    """Run once all ranks are there; return the seconds and processor seconds of this rank."""
     WORLD.Barrier()
     began, worked = time.perf_counter(), time.process_time()
     run()
@@ -167,7 +169,7 @@ def clocked(run: Callable[[], Any]) -> tuple[float, float]:
 
 
 def timed(run: Callable[[], Any], link: Link) -> tuple[float, int, float]:
-    """Seconds of the slowest rank, bytes that crossed the busiest host's link, processor seconds of all ranks."""
+    """Run, and return the slowest rank's seconds, the busiest link's bytes and all ranks' processor seconds."""
     before = link.now()
     elapsed, busy = clocked(run)
     WORLD.Barrier()  # until then a peer's bytes may still leave this host
@@ -184,8 +186,8 @@ def take_turns(
     """Run all sides in turn; ``before(side, last)`` and ``after(side)``, on the last round, are not timed.
 
     Bytes are counted in the rounds that warm up, of which there is one at least, and time in the others, where only a
-    barrier is between two calls. Each round has an order of its own, the same on all ranks: who comes after a slow one
-    finds colder caches. Short operations are called several times in a turn, as other benchmarks do all the time.
+    barrier is between two calls. Each round has an order of its own, the same on all ranks: a side after a slow
+    one finds colder caches. Short operations are called several times in a turn, as other benchmarks do all the time.
     """
     link = Link()
     warmup = max(1, args.warmup)
@@ -216,11 +218,11 @@ def take_turns(
 
 
 def filler(op: Operation, elements: Elements, send: NDArray, recv: NDArray) -> Callable[[Side, bool], None]:
-    """What happens to the receive buffer before each call: see :func:`take_turns`."""
+    """Return the function that prepares the receive buffer before each call: see :func:`take_turns`."""
 
     def before(side: Side, last: bool) -> None:
         if last:
-            recv.fill(elements.nan)  # what a call does not write is seen
+            recv.fill(elements.nan)  # elements that a call does not write are found
         if side.kind in op.in_place:
             recv[:] = send
 
@@ -235,11 +237,11 @@ def check(op: Operation, side: Side, recv: NDArray, values: Values, pieces: list
     """Compare a result with the sum in float64, and with the other ranks' bits.
 
     Raises:
-        CheckError: on all ranks, the error is larger than the codec explains, or bits that should be the same differ.
+        CheckError: on all ranks, the error is larger than the codec explains, or bits that should agree differ.
     """
     allowed = values.elements.rounding * WORLD.size
     if side.comm is not None:
-        # What a linear codec loses depends on what it knows of the tensor and of earlier calls.
+        # A linear codec's loss depends on what it knows of the tensor and of earlier calls.
         linear = hc.get_codec(side.name).linear
         allowed += _LINEAR if linear else _STEPS * values.codec_error(side.name)
     with np.errstate(invalid="ignore"):
@@ -260,7 +262,7 @@ def check(op: Operation, side: Side, recv: NDArray, values: Values, pieces: list
 def measure(
     op: Operation, size: int, values: Values, args: argparse.Namespace
 ) -> tuple[list[Row], list[PeerRow]]:
-    """All codecs and peers at one size, which is rounded to a multiple of the ranks' elements."""
+    """Measure all codecs and peers at one size, which is rounded to a multiple of the ranks' elements."""
     elements, p = values.elements, WORLD.size
     n = max(1, size // elements.storage.itemsize // p) * p
     send = values.of(WORLD.rank, op.send(n, p))
@@ -342,7 +344,7 @@ def run(work: Callable[[], None]) -> None:
 
 
 def main(op: Operation, description: str) -> None:
-    """The main program of a benchmark."""
+    """Run a benchmark's main program."""
     flags = parser(description)
     if op.name in OPERATIONS:
         names = list(ALGORITHMS[op.name])

@@ -1,11 +1,11 @@
-"""Measure collectives in the lab, predict them by the simulator, and say how far the one is from the other.
+"""Measure collectives in the lab, predict them by the simulator, and report the errors of the predictions.
 
 python benchmarks/model.py calibrate --out benchmarks/results/model   # links, memory and codecs alone: profile.toml
 python benchmarks/model.py measure --cells runs/model          # ten minutes; takes root, as `hybridcomp lab` does
 python benchmarks/model.py judge --cells runs/model --out benchmarks/results/model
 
-`measure` has two sets of cells drawn for each link and each number of hosts and ranks: those to fit, and those to
-judge by, whose sizes are others. It measures all of them in several rounds; a cell's time is the median over rounds.
+`measure` has two sets of cells drawn for each link and each number of hosts and ranks: cells to fit, and cells to
+judge by, at other sizes. It measures all of them in several rounds; a cell's time is the median over rounds.
 `judge` fits the profile's parameters for each link, as for a site, to the first set alone. It writes the errors of
 both, every cell's measured and predicted seconds, how far two halves of the rounds are from each other, and a picture.
 No cell is left out.
@@ -32,15 +32,15 @@ from hybridcomp.launcher import find_mpiexec
 from hybridcomp.perfmodel import load_profile
 
 _TIMEOUT = 240.0
-CORES = 2  # that all hosts of the lab share
+CORES = 2  # cores that all hosts of the lab share
 KINDS = ("fit", "unseen")
-MEASURED = ("seconds", "spread", "busy")  # of a cell, in a round
-ROUNDS = 5  # at most ten
+MEASURED = ("seconds", "spread", "busy")  # figures of a cell in a round
+ROUNDS = 5  # default; at most ten
 HERE = Path(__file__).parent
 
 
 def calibrate(out: Path) -> None:
-    """Measure shared memory, memory and codecs by themselves, on two ranks of this machine; links are the lab's."""
+    """Measure shared memory, memory and codecs by themselves, on two ranks of this machine; the lab sets the links."""
     out.mkdir(parents=True, exist_ok=True)
     command = [find_mpiexec(), "-n", "2", sys.executable, str(HERE / "model_ranks.py"), "alone"]
     subprocess.run([*command, str(out / "profile.toml")], check=True, timeout=_TIMEOUT)
@@ -73,7 +73,7 @@ def measure(out: Path, only: str, rounds: int) -> None:
 
 
 def judge(folder: Path, out: Path) -> None:
-    """Fit each link's profile, and write how far its predictions are from the cells that it has not seen."""
+    """Fit each link's profile, and write the errors of its predictions of cells that the fit has not seen."""
     base = load_profile(out / "profile.toml")
     judged: list[fitting.Cell] = []
     parameters, errors = {}, {}
@@ -108,7 +108,7 @@ def judge(folder: Path, out: Path) -> None:
 
 
 def read(folder: Path, pattern: str) -> list[fitting.Cell]:
-    """Return the cells of the files of a pattern: medians of each cell's rounds."""
+    """Return the cells in the files that match a pattern: medians over each cell's rounds."""
     rounds: dict[str, list[fitting.Cell]] = {}
     for path in sorted(folder.glob(pattern)):
         for cell in json.loads(path.read_text(encoding="utf-8")):

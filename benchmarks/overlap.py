@@ -30,14 +30,14 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 
-_SIDE = 192  # of the matrices: a product is short beside any message, and releases the GIL
+_SIDE = 192  # side of the matrices, whose product is short beside any message and releases the GIL
 _POLL = 200e-6  # seconds between a thread's looks at MPI's request
 _PROBES = 3
 
 
 @dataclass(frozen=True)
 class Row:
-    """One codec or peer. Medians of the slowest rank, in seconds; ``hidden`` and ``slowdown`` are shares."""
+    """Figures of one codec or peer: medians of the slowest rank, in seconds; ``hidden`` and ``slowdown`` are shares."""
 
     size: int
     kind: str
@@ -50,7 +50,7 @@ class Row:
     relative_error: float
 
     def line(self) -> str:
-        """The row as text."""
+        """Return the row as text."""
         times = " ".join(f"{x * 1e3:>10.2f}" for x in (self.communication, self.computation, self.both))
         return f"{self.size:>12} {self.name:>26} {times} {self.hidden:>8.2f} {self.slowdown:>9.1%}"
 
@@ -65,7 +65,7 @@ HEADER = "\n".join(
 
 
 class Computation:
-    """Products of matrices, as many as :meth:`last` was told."""
+    """A computation of as many products of matrices as :meth:`last` has chosen."""
 
     def __init__(self) -> None:
         self._a = np.random.default_rng(1).standard_normal((_SIDE, _SIDE)).astype(np.float32) / _SIDE
@@ -74,14 +74,14 @@ class Computation:
         self.seconds = 0.0
 
     def __call__(self) -> None:
-        """Compute, and note how long it took."""
+        """Compute, and keep the seconds that it took."""
         began = time.perf_counter()
         for _ in range(self._count):
             np.matmul(self._a, self._a, out=self._out)
         self.seconds = time.perf_counter() - began
 
     def last(self, seconds: float, timed: Callable[[Callable[[], Any]], float]) -> None:
-        """Choose how many products take so long while every rank computes."""
+        """Choose how many products take ``seconds`` while every rank computes."""
         self._count = 100
         for _ in range(_PROBES):
             each = timed(self) / self._count
@@ -89,7 +89,7 @@ class Computation:
 
 
 def polled(post: Callable[[], MPI.Request]) -> Callable[[], Any]:
-    """Start an operation of MPI's with a thread that makes it progress; what comes back waits for it."""
+    """Start an operation of MPI's with a thread that makes it progress; return a function that waits for it."""
     request = post()
 
     def poll() -> None:
@@ -108,7 +108,7 @@ def measure(
     before: Callable[..., None],
     after: Callable[..., None],
 ) -> tuple[float, float, float, float]:
-    """Seconds of the operation, of the computation, of both, and of the computation in both."""
+    """Return the seconds of the operation, of the computation, of both, and of the computation in both."""
     link, compute = Link(), Computation()
 
     def timed(run: Callable[[], Any]) -> float:
@@ -142,7 +142,7 @@ def measure(
 
 
 def rows_of(size: int, values: Values, args: Any) -> list[Row]:
-    """All codecs and peers at one size."""
+    """Measure all codecs and peers at one size."""
     elements = values.elements
     n = max(1, size // elements.storage.itemsize)
     send = values.of(WORLD.rank, n)

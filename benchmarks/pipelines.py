@@ -1,4 +1,4 @@
-"""What a pipeline's flush costs: steps of 1F1B, GPipe and PipeDream-2BW at depth 4, by the number of micro-batches.
+"""Cost of a pipeline's flush: steps of 1F1B, GPipe and PipeDream-2BW at depth 4, by the number of micro-batches.
 
 mpiexec -n 4 python benchmarks/pipelines.py --json benchmarks/results/schedules/pipelines.json
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/, for the rules
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the schedules' rules in tests/
 from collbench import output
 from mpi4py import MPI
 from schedulebench.sleeping import job_of, sleeping_schedule
@@ -36,15 +36,15 @@ FIRST = 2  # steps that fill the pipeline and are not timed
 
 @dataclass(frozen=True)
 class Row:
-    """One schedule and number of micro-batches.
+    """Figures of one schedule and number of micro-batches.
 
     Attributes:
-        schedule: its name.
-        micro_batches: of a step.
+        schedule: name of the schedule.
+        micro_batches: micro-batches in a step.
         step_seconds: median over the steps of the slowest rank.
-        limit_seconds: all passes of the busiest rank, with the waiting that the schedule cannot avoid.
-        weight_versions: kept by each rank.
-        stashes: of each rank, at most.
+        limit_seconds: seconds of the busiest rank's passes, with the waiting that the schedule cannot avoid.
+        weight_versions: weight versions that each rank keeps.
+        stashes: most stashes of each rank.
         weights_off: largest difference of a weight from the rule's after the last step.
     """
 
@@ -70,7 +70,7 @@ def measure(schedule: str, micro_batches: int, passes: tuple[float, float], step
         began = time.perf_counter()
         running.train(step, last=step == steps - 1)
         seconds.append(time.perf_counter() - began)
-    timed = torch.tensor(seconds[FIRST:-1])  # the last one empties a pipeline that has no flush
+    timed = torch.tensor(seconds[FIRST:-1])  # the last step empties a pipeline that has no flush
     dist.all_reduce(timed, dist.ReduceOp.MAX)
     batches = Batches(job.corpus, job.config)
     rule = Reference(running.run.shape, job.config, "delayed" if schedule == "2bw" else "fresh")
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def _most(row: Row, depth: int) -> int:
-    """Stashes that a schedule may have."""
+    """Return the most stashes that a schedule may have on a rank."""
     return row.micro_batches if row.schedule == "gpipe" else depth
 
 

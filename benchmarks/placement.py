@@ -1,11 +1,11 @@
-"""Pipelines on hosts that differ, with as many layers on each stage and as hybridcomp.planner cuts them.
+"""Pipelines on hosts that differ, with as many layers on each stage, and with the cut of hybridcomp.planner.
 
 python benchmarks/placement.py --json benchmarks/results/planner/placement.json
 python benchmarks/placement.py --case processor --rounds 1        # one case, quickly
 
 Each case is trained in the lab both ways in turn, from the same seed, and predicted by profiles of the lab whose hosts
-are alike, which are measured first. How many times as fast the planner's cut is should be what was predicted within
-10 %, and losses should be the same but for the order of sums.
+are alike, which are measured first. The measured speedup of the planner's cut should be within 10 % of the
+predicted one, and losses should be the same but for the order of sums.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from hybridcomp.policy import load_policy
 from hybridcomp.train.config import TrainConfig
 
 PROFILES = Path(__file__).parent / "results" / "planner"
-_BASE = "1gbit"  # at which the profiles were measured: what is not the link's is the same at all rates
-_SECONDS = 300.0  # of a training: a host with a quarter of a core takes half a minute to import torch
+_BASE = "1gbit"  # rate of the profiles that are used: all but the link's costs are the same at all rates
+_SECONDS = 300.0  # most of a training: a host with 1/4 of a core takes half a minute to import torch
 _GOAL = 0.1
-_SAME_LOSS = 1e-3  # relative: norms of gradients are summed in another order
+_SAME_LOSS = 1e-3  # relative difference, since norms of gradients are summed in another order
 _SHAPE = {"layers": 12, "d_model": 128, "heads": 4, "seq_len": 64, "micro_batch_size": 2, "policy": "none"}
 
 
@@ -62,7 +62,7 @@ CASES = (
 
 
 def cluster_for(case: Cell, profiles: Path) -> Cluster:
-    """Return a case's hosts, by the profile of the lab whose hosts are alike."""
+    """Return a case's hosts as a cluster, from the profile of the lab whose hosts are alike."""
     steps = profiles / "steps.json"
     overheads = json.loads(steps.read_text())["overheads"] if steps.exists() else None
     alike = cluster_of({"rate": _BASE, "ppn": case.ppn}, profiles, overheads)
@@ -92,7 +92,7 @@ def planned(case: Cell, cluster: Cluster) -> dict[str, tuple[Cell, float]]:
 
 
 def run(case: Cell, profiles: Path, data: Path, rounds: int) -> dict[str, Any]:
-    """Train a case with both cuts in turn; return what was measured of each beside what was predicted."""
+    """Train a case with both cuts in turn; return the measured figures of each beside the predicted ones."""
     cuts = planned(case, cluster_for(case, profiles))
     profile = profiles / profile_name(_BASE, case.ppn)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in cuts}
@@ -137,7 +137,7 @@ def say(row: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the command line says; return 1 where losses differ."""
+    """Run the cases that the command line names; return 1 if losses differ."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Run a PyTorch program across a lab's hosts, and read what its first rank found."""
+"""Run a PyTorch program across a lab's hosts, and read the result of its first rank."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def found_by(lab: Lab, command: Sequence[str], ppn: int, timeout: float) -> dict
     """Run ``command`` with ``--json FILE`` under ``hybridcomp run``, and return the object that it wrote there.
 
     Args:
-        lab: which is up.
-        command: of a program that makes its own process group.
-        ppn: ranks of each host.
-        timeout: seconds.
+        lab: lab that is up.
+        command: command of a program that makes its own process group.
+        ppn: ranks on each host.
+        timeout: time limit in seconds.
 
     Raises:
-        CheckError: its exit code is not 0.
-        subprocess.TimeoutExpired: it took longer.
+        CheckError: the exit code is not 0.
+        subprocess.TimeoutExpired: the program took longer.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"

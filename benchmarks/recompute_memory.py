@@ -1,11 +1,11 @@
-"""Train within a limit of memory, by the recomputation that the planner chooses: what it needs, predicted and measured.
+"""Train within a limit of memory, by the recomputation that the planner chooses: memory predicted and measured.
 
 python benchmarks/recompute_memory.py --json recompute.json
 python benchmarks/recompute_memory.py --limit 150M
 
 For each limit the planner chooses how many blocks are computed again (hybridcomp/planner/recompute.py); a process of
 its own then trains that for three steps. Measured is the most resident memory since before the model was built, less
-what was resident then. A limit that is passed ends the program.
+the memory that was resident then. A limit that is passed ends the program.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONFIG = TrainConfig(
     micro_batches=2,
 )
 STEPS = 3
-# Freed tensors go back to the system at once: otherwise holes between those in use count as used.
+# Freed tensors go back to the system at once: otherwise holes between tensors in use count as used.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _SECONDS = 120
 
@@ -47,7 +47,7 @@ def limits() -> list[float]:
 
 
 def case(limit: float) -> dict[str, Any]:
-    """Choose by a limit, train, and measure."""
+    """Choose the blocks to recompute by a limit, train, and measure the memory."""
     none = load_policy("none")
     config = least_that_fits(CONFIG, limit, none)
     if config is None:
@@ -66,7 +66,7 @@ def case(limit: float) -> dict[str, Any]:
 
 
 def resident(key: str) -> int:
-    """Return a line of this process's status, in bytes: VmRSS, now; VmHWM, the most since it was reset."""
+    """Return this process's resident memory in bytes: VmRSS is now, VmHWM the most since it was reset."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
     return 1024 * int(line.split()[1])
 
@@ -91,7 +91,7 @@ def train(blocks: int) -> None:
             optimizer.zero_grad()
 
     torch.set_num_threads(1)
-    # What libraries load and keep for themselves, whatever is trained.
+    # A first, small training leaves the memory that libraries load and keep out of the figure.
     run(dataclasses.replace(CONFIG, layers=1, micro_batch_size=1, seq_len=64), 1)
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")

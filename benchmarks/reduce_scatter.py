@@ -13,12 +13,12 @@ from harness import WORLD, Operation, main
 
 
 def pieces(rank: int, p: int, n: int) -> list[Piece]:
-    """Rank r has block r of the sum of all."""
+    """Return the pieces of a result: rank r has block r of the sum of all ranks' data."""
     return [Piece(n // p, tuple((q, rank * (n // p)) for q in range(p)))]
 
 
 def gloo(dist: Any, send: Any, recv: Any) -> None:
-    """The same call under its new and its old name."""
+    """Call torch's reduce-scatter by its new name, or by its old one."""
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     call(recv, send)
 

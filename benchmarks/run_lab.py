@@ -1,9 +1,9 @@
 """Measure the matrix of operations, codecs, sizes, links and ranks in the lab, and write a report.
 
-python benchmarks/run_lab.py --quick            # what shows the most; some minutes
+python benchmarks/run_lab.py --quick            # the cells that show the most; some minutes
 python benchmarks/run_lab.py                    # all; goes on where an earlier run ended
 python benchmarks/run_lab.py --only bcast_1gbit --again
-python benchmarks/run_lab.py --report           # only renders what is there
+python benchmarks/run_lab.py --report           # only renders the results that are there
 
 Every cell leaves a line in the file of its benchmark, RESULTS/lab/allreduce.json for instance. Cells of one benchmark
 that differ in sizes alone share a run. The report is RESULTS/lab.md. Shaped links take root, as ``hybridcomp lab``
@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from hybridcomp.lab import Lab
 
-TIMEOUT = 180.0  # seconds for a cell: several times what it is reckoned to take
+TIMEOUT = 180.0  # seconds for a cell: several times its estimate
 
 
 def arguments() -> argparse.Namespace:
@@ -47,15 +47,15 @@ def arguments() -> argparse.Namespace:
 
 
 def measure(cells: list[Cell], lab: Lab, records: Records, folder: Path) -> Iterator[str]:
-    """Run cells of one benchmark on the same ranks, one after the other; yields what went wrong.
+    """Run cells of one benchmark on the same ranks, one after the other; yield a line for each failure.
 
     Args:
-        cells: to run.
-        lab: whose hosts they run on.
-        records: get the results.
-        folder: for the files that the benchmark writes.
+        cells: cells to run.
+        lab: lab on whose hosts they run.
+        records: records to which results are added.
+        folder: folder for the files that the benchmark writes.
     """
-    # A cell has results when it has ended well: when the next one has begun, the last one when the run has.
+    # A cell's results count once it has ended well: when the next cell has begun, or the last one's run has ended well.
     fresh = [folder / f"{cell.name}.json" for cell in cells]
     command = [sys.executable, *cells[0].arguments(fresh[0])]
     for cell, part in zip(cells[1:], fresh[1:], strict=True):
@@ -75,7 +75,7 @@ def measure(cells: list[Cell], lab: Lab, records: Records, folder: Path) -> Iter
 
 
 def run_group(link: str, hosts: int, cells: list[Cell], records: Records, bar: tqdm) -> Iterator[str]:
-    """Run cells of one link and number of hosts; yields what went wrong."""
+    """Run cells of one link and number of hosts; yield a line for each failure."""
     place = ("none", "shared-memory") if link == SHARED else (link, "namespaces")
     with Lab(hosts, place[0], kind=place[1]) as lab:
         for (ppn, benchmark), group in itertools.groupby(cells, key=lambda cell: (cell.ppn, cell.benchmark)):

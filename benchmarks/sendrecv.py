@@ -15,7 +15,7 @@ NEXT, BEFORE = (WORLD.rank + 1) % WORLD.size, (WORLD.rank - 1) % WORLD.size
 
 
 def pieces(rank: int, p: int, n: int) -> list[Piece]:
-    """Every rank has the data of the one before it."""
+    """Return the pieces of a result: every rank has the data of the rank before it."""
     return [Piece(n, (((rank - 1) % p, 0),))]
 
 

@@ -27,7 +27,7 @@ Call = Callable[[Any], None]
 
 
 def operations(nbytes: int) -> dict[str, tuple[Call, np.ndarray, Callable[[], np.ndarray]]]:
-    """By name: the call on a communicator, its result, and what that should be."""
+    """Return by name a call on a communicator, its result, and a function that computes the right result."""
     n, p, rank = nbytes // 4, WORLD.size, WORLD.rank
     x = np.arange(n, dtype=np.float32) + rank
     total = p * np.arange(n, dtype=np.float32) + p * (p - 1) / 2
@@ -71,7 +71,7 @@ def operations(nbytes: int) -> dict[str, tuple[Call, np.ndarray, Callable[[], np
 
 
 def measure(ours: hc.Communicator, bare: MPI.Comm, call: Call, calls: int) -> tuple[float, float]:
-    """Median seconds of our call and of mpi4py's, on the slowest rank."""
+    """Return the median seconds of our call and of mpi4py's, on the slowest rank."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for i in range(2 * calls):
         comm = ours if i % 2 else bare

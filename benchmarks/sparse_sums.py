@@ -27,7 +27,7 @@ from harness import WORLD
 
 import hybridcomp as hc
 
-_MOST_ERROR = 1e-3  # relative L2, of what is exact but for rounding
+_MOST_ERROR = 1e-3  # largest relative L2 error of sums that are exact but for rounding
 _STEP_SAMPLES, _STEP_TOKENS = 8, 64
 
 
@@ -45,20 +45,23 @@ class SparseValues(Values):
         self._series = np.where(np.concatenate([places, places[:again]]), self._series, np.float32(0))
 
     def codec_error(self, spec: str) -> float:
-        """As for dense values; topk keeps as many elements of the sum as a rank has, and so loses most of the union."""
+        """Return the error as for dense values, or 1 for topk.
+
+        topk keeps as many elements of the sum as a rank has, and so loses most of the union.
+        """
         return 1.0 if spec.startswith("topk") else super().codec_error(spec)
 
 
 @dataclass(frozen=True)
 class SparseRow:
-    """A codec at one density: the fields of a collective's row, and the densities of a rank's array and of the sum."""
+    """Figures of a codec at one density: a collective's row, and the densities of a rank's array and of the sum."""
 
     density: float
     union: float
     row: output.Row
 
     def record(self) -> dict[str, Any]:
-        """The row as JSON."""
+        """Return the row as JSON."""
         return {"density": self.density, "union": self.union, **asdict(self.row)}
 
 
@@ -74,11 +77,11 @@ def densities(text: str) -> list[float]:
 
 
 def codecs(density: float, union: float) -> list[str]:
-    """Specs of what takes turns at a density."""
+    """Return the specs of the codecs that take turns at a density."""
     specs = [
         "none",
         f"topk:ratio={density:g}",
-        "threshold:abs=1e-30",  # what there is
+        "threshold:abs=1e-30",  # all values that are not zero
         "sketch:form=packed",
         "sketch",
         f"sketch:index=bloom,density={union:.4g},fpr={union / 25:.2g}",
@@ -108,7 +111,7 @@ def computation(density: float) -> Callable[[], None]:
 
 
 def stepped(compute: Callable[[], None]) -> harness.Operation:
-    """The sum after a computation, for all sides."""
+    """Return the operation that computes and then sums, for all sides."""
     return replace(
         OPERATION,
         name="step",
@@ -119,10 +122,10 @@ def stepped(compute: Callable[[], None]) -> harness.Operation:
 
 
 def check(row: output.Row) -> None:
-    """Compare a sum that should be exact but for rounding.
+    """Check a sum that should be exact but for rounding.
 
     Raises:
-        CheckError: it is not.
+        CheckError: its error is larger.
     """
     if not row.codec.startswith("topk") and not row.relative_error <= _MOST_ERROR:
         raise harness.CheckError(f"{row.codec}: relative error {row.relative_error:.3g}")

@@ -1,8 +1,8 @@
-"""What a start costs, and the whole of it: ``mpiexec -n 2 python benchmarks/starts.py --json starts.json``.
+"""Time of an operation's start, and of all of it: ``mpiexec -n 2 python benchmarks/starts.py --json starts.json``.
 
 ``comm.I*`` beside mpi4py's, and ``torch.distributed`` on our backend beside gloo, on arrays in memory. Ours and theirs
 take turns, in blocks of calls so that the threads of one do not run in the other's; the first calls of a block do not
-count. ``start`` is the time until a call returns that does not wait, ``whole`` until what it started has ended, of
+count. ``start`` is the time until a call returns that does not wait, ``whole`` until its operation has ended, for
 ``blocking`` calls until they return. Each is a median over calls, of the slowest rank. Every result is checked.
 """
 
@@ -27,18 +27,18 @@ import hybridcomp.torch as hct
 WORLD = MPI.COMM_WORLD
 P, ME = WORLD.size, WORLD.rank
 RIGHT, LEFT = (ME + 1) % P, (ME - 1) % P
-BLOCK, LEFT_OUT = 25, 5  # calls
+BLOCK, LEFT_OUT = 25, 5  # calls in a block, and those at its beginning that do not count
 
 
 class Case(NamedTuple):
     """An operation as both sides start it.
 
     Attributes:
-        name: of the operation.
-        ours, theirs: start it, and return what to wait for; nothing if they have waited.
-        given: what to fill the operation's array with before each call.
+        name: name of the operation.
+        ours, theirs: functions that start it and return the requests to wait for; none if they have waited.
+        given: values to fill the operation's array with before each call.
         into: that array.
-        result, want: what it should come to.
+        result, want: array of the result, and its right values.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Case(NamedTuple):
 
 
 def values(n: int, rank: int = ME) -> np.ndarray:
-    """Small whole numbers, whose sums are exact."""
+    """Return small whole numbers, whose sums are exact."""
     return ((np.arange(n) + 3 * rank) % 50).astype(np.float32)
 
 
 def of_communicators(n: int, codec: str) -> list[Case]:
-    """Start operations of a communicator, and of mpi4py's."""
+    """Return cases of a communicator's operations and of mpi4py's."""
     ours, bare = hc.Communicator(WORLD, "none"), WORLD.Dup()
     ask = {} if codec == "none" else {"codec": codec}
     x, y, n1 = values(n), np.zeros(n, np.float32), n // P
@@ -102,7 +102,7 @@ def of_communicators(n: int, codec: str) -> list[Case]:
 
 
 def of_torch(n: int) -> list[Case]:
-    """Start operations of our backend, and of gloo."""
+    """Return cases of our backend's operations and of gloo's."""
     gloo = dist.new_group(backend="gloo")
     t, every = torch.from_numpy(values(n)), torch.zeros(n * P)
     total = np.sum([values(n, r) for r in range(P)], axis=0, dtype=np.float32)
@@ -133,7 +133,7 @@ def of_torch(n: int) -> list[Case]:
 
 
 def measure(case: Case, calls: int, tolerance: float) -> tuple[list[float], bool]:
-    """Seconds of our start and whole and of theirs, and whether all results were right."""
+    """Return the seconds of our start and whole and of the peer's, and whether all results were right."""
     taken: list[list[float]] = [[], [], [], []]
     good = True
     for block in range(2 * max(1, calls // (BLOCK - LEFT_OUT))):

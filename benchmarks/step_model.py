@@ -1,12 +1,12 @@
 """Training steps in the lab: predicted by hybridcomp.planner, and measured.
 
 python benchmarks/step_model.py calibrate       # profiles of the lab, and trainings to which overheads are fitted
-python benchmarks/step_model.py measure         # the trainings that are predicted; again: goes on where it was
+python benchmarks/step_model.py measure         # the trainings that are predicted; run again, it goes on
 python benchmarks/step_model.py compare         # predicts them, and writes figures and a picture
 python benchmarks/step_model.py choose          # measures all layouts of ten jobs: is the fastest chosen?
 python benchmarks/step_model.py scale           # adds replicas up to 16 ranks on 8 hosts: measured, and predicted
 
-Files are in benchmarks/results/planner. `--minutes` ends what measures early; what was measured stays.
+Files are in benchmarks/results/planner. `--minutes` ends a measurement early; finished trainings are kept.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from hybridcomp.lab import Lab
 
 OUT = Path(__file__).parent / "results" / "planner"
 RATES = ("none", "200mbit", "1gbit")
-_TIMEOUT = 200.0  # seconds of a calibration
+_TIMEOUT = 200.0  # seconds that a calibration may take
 
 
 def calibrate(rate: str, ppn: int, path: Path) -> None:
-    """Measure the profile of the lab at a rate with so many ranks on a host."""
+    """Measure the profile of the lab at a rate with ``ppn`` ranks on a host."""
     with Lab(HOSTS, rate) as lab:
         done = lab.mpirun(["hybridcomp", "doctor", "--calibrate", "--out", str(path)], ppn, timeout=_TIMEOUT)
     if done.returncode:
@@ -73,7 +73,7 @@ def run(cells: Iterable[Cell], file: Path, out: Path, until: float) -> bool:
 
 
 def overheads(out: Path) -> dict[str, float]:
-    """Return the seconds beside a model's operations, as ``compare`` has fitted them."""
+    """Return the seconds of a step beside a model's operations, as ``compare`` has fitted them."""
     found: dict[str, float] = json.loads((out / "steps.json").read_text())["overheads"]
     return found
 
@@ -83,7 +83,7 @@ def _lab(cell: Cell) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command that the command line names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -30,7 +30,7 @@ from hybridcomp.study.reading import read_study
 
 ROOT = Path(__file__).parents[1]
 RANK = Path(__file__).with_name("step_rank.py")
-SETTLING = 5  # steps: connections, allocations, caches
+SETTLING = 5  # steps at the start that do not count: connections, allocations, caches
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -61,7 +61,7 @@ def runs_of(study: Study, names: list[str], rate: str) -> list[Run]:
     """Return the study's runs for the speed of these variants, at that rate.
 
     Raises:
-        ConfigError: the study measures no speed, or none of such a variant.
+        ConfigError: the study measures no speed, or no speed of such a variant.
     """
     if study.speed is None:
         raise ConfigError(f"the study {study.name!r} has no [speed]")
@@ -76,7 +76,7 @@ def runs_of(study: Study, names: list[str], rate: str) -> list[Run]:
 def profile(
     study: Study, run: Run, lab: Lab, recording: perf.Recording, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Train as the run says, with some steps sampled, and return the variant's entry of the result."""
+    """Train as the run says, with some steps sampled, and return the variant's entry in the result."""
     folder = recording.folder
     files = {name: folder / f"policy-{i}.toml" for i, name in enumerate(study.policies)}
     for name, path in files.items():
@@ -99,7 +99,7 @@ def profile(
     cores = os.cpu_count() or 1
     rows = figures.of_main_threads(records, args.steps)
     tokens = record.train[-1]["tokens"] / record.train[-1]["step"]
-    # perf's time is a little shorter than that of each rank: as many steps as fit into it.
+    # perf records a little less time than each rank does, so its steps are those that fit into its time.
     fit = (ended - began) * 1e3 / rows["step_ms"]
     return {
         "name": run.variant.name,

@@ -1,4 +1,4 @@
-"""Train as one rank, and sample some of the steps: what ``step_profile.py`` starts instead of ``hybridcomp``.
+"""Train as one rank, and sample some of the steps; ``step_profile.py`` starts this instead of ``hybridcomp``.
 
 python benchmarks/step_rank.py SAMPLING train ...    # SAMPLING: the fields of stepprofile.records.Sampling as JSON
 """
@@ -21,10 +21,10 @@ from hybridcomp.cli.main import main as hybridcomp
 
 
 class Watch:
-    """A watch over a rank's steps, of which the trainer tells process groups.
+    """A watch over a rank's steps, which the trainer counts by ``hct.advance_step``.
 
     Args:
-        sampling: which steps to sample.
+        sampling: steps to sample.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -35,7 +35,7 @@ class Watch:
         self._began = self._plain = self._core = self._others = 0.0
 
     def advance(self) -> None:
-        """Do what the trainer's call does, and begin or end what this step begins or ends."""
+        """Advance the step as the trainer's call does, and begin or end sampling where it is due."""
         self._advance()
         self._step += 1
         sampling = self._sampling
@@ -55,7 +55,7 @@ class Watch:
             self._write(ended, others)
 
     def _control(self, word: str) -> None:
-        """Tell perf to begin or to end, as rank 0."""
+        """Send perf a command from rank 0: ``enable`` or ``disable``."""
         if _rank() == 0:
             pipe = os.open(self._sampling.control, os.O_WRONLY | os.O_NONBLOCK)
             os.write(pipe, f"{word}\n".encode())

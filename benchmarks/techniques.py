@@ -5,7 +5,7 @@ python benchmarks/techniques.py --only cool-down --steps 6 --rounds 1 --flags '-
 
 Every variant is a run of ``hybridcomp train`` on four hosts, in turn, once with links of the rate and once with links
 that are not shaped, as often as there are rounds. ``exposed`` is what the link costs: the median step less that of the
-same variant with unshaped links. What a codec costs is in both. Before a time is printed, all runs of a variant must
+same variant with unshaped links. The time of codecs is in both. Before a time is printed, all runs of a variant must
 have the same losses, bit for bit, which must be finite; both copies of a tied embedding must have the same bits; and
 its traffic must be what the formula says. Shaped links take root, as ``hybridcomp lab`` does.
 """
@@ -49,13 +49,13 @@ class Variant:
     """One way to train.
 
     Attributes:
-        technique: which it belongs to; variants of one are compared.
-        name: what is told of it.
-        flags: mesh, and what else the technique needs of the model.
-        policy: TOML.
+        technique: technique that it belongs to; variants of one are compared.
+        name: name in the table.
+        flags: flags for the mesh, and for what else the technique needs of the model.
+        policy: text of the policy in TOML.
         shaped, unshaped: seconds of the steps that count, of all rounds.
-        losses: of every step.
-        wire: bytes of a step by axis, of all ranks.
+        losses: loss of every step.
+        wire: bytes that all ranks send in a step, by axis.
     """
 
     technique: str
@@ -70,7 +70,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """What a variant came to; medians, in seconds."""
+    """Figures of a variant: medians, in seconds."""
 
     technique: str
     variant: str
@@ -81,7 +81,7 @@ class Row:
     loss: float
 
     def line(self) -> str:
-        """The row as text."""
+        """Return the row as text."""
         wire = "  ".join(f"{axis} {count / 1e6:.3f}" for axis, count in self.wire_bytes.items() if count)
         return (
             f"{self.technique:>10} {self.variant:>24} {self.step * 1e3:>9.1f} {self.exposed * 1e3:>9.1f} "
@@ -96,7 +96,7 @@ HEADER = (
 
 
 def variants(backward: str, gradients: str) -> list[Variant]:
-    """All of them.
+    """Return all variants.
 
     Args:
         backward: codec of a pipeline's backward sends.
@@ -161,7 +161,7 @@ def train(variant: Variant, lab: Lab, args: argparse.Namespace, folder: Path) ->
 
 
 def check_copies(out: Path) -> None:
-    """Both copies of the embedding in a run's checkpoint have the same bits."""
+    """Check that both copies of the embedding in a run's checkpoint have the same bits."""
     checkpoint = newest(out)
     assert checkpoint is not None
     config = json.loads((checkpoint / "checkpoint.json").read_text())["run"]
@@ -175,10 +175,10 @@ def check_copies(out: Path) -> None:
 
 
 def take(variant: Variant, entries: Sequence[dict[str, Any]], seconds: list[float], steps: int) -> None:
-    """Note what a run came to.
+    """Add the figures of a run to its variant.
 
     Raises:
-        CheckError: a loss is not finite, or not that of the variant's other runs.
+        CheckError: a loss is not finite, or differs from that of the variant's other runs.
     """
     lines = [entry for entry in entries if entry["kind"] == "train"]
     losses = [line["loss"] for line in lines]
@@ -193,10 +193,10 @@ def take(variant: Variant, entries: Sequence[dict[str, Any]], seconds: list[floa
 
 
 def check_traffic(measured: Sequence[Variant]) -> None:
-    """The fused sum of an embedding sends (2 D - 1) / (3 D - 2) of what two sums send.
+    """Check that the fused sum of an embedding sends (2 D - 1) / (3 D - 2) of the bytes of two sums.
 
     Raises:
-        CheckError: it does not.
+        CheckError: it sends another number of bytes.
     """
     sent = {v.name: v.wire["embedding"] for v in measured if v.technique == "embedding"}
     if sent and sent["fused"] * (3 * REPLICAS - 2) != sent["two sums"] * (2 * REPLICAS - 1):

@@ -6,8 +6,8 @@ python benchmarks/time_to_loss.py --rates 100mbit --seeds 1 --only gloo --json r
 
 Every variant trains a GPT on four hosts of the lab, one replica each, with links of each rate and with each seed. The
 loss on held-out text is taken every some steps; its seconds are those of training alone, and between two evaluations it
-is taken as straight. The loss to reach is for each rate and seed the lowest that both GraVAC and some static ratio end
-at, unless ``--loss`` gives one. What GraVAC decides depends on time: so losses are taken with shaped links, and not
+is interpolated. The loss to reach is for each rate and seed the lowest that both GraVAC and some static ratio end
+at, unless ``--loss`` gives one. GraVAC's decisions depend on time: so losses are taken with shaped links, and not
 once for all rates as studies do. All losses must be finite. The file of ``--json`` is written after each run; the runs
 that it has, of the same model, are kept and not run again. Takes root, as ``hybridcomp lab`` does.
 """
@@ -55,10 +55,10 @@ class Run:
     """Figures of one training.
 
     Attributes:
-        variant, rate, seed: of the run.
-        steps, seconds, losses: of its evaluations; seconds are of training alone.
-        wire_bytes: of all ranks, on axis dp.
-        decided: steps and codecs that were decided.
+        variant, rate, seed: variant, rate of the links, and seed of the run.
+        steps, seconds, losses: step, seconds of training alone, and loss of each evaluation.
+        wire_bytes: bytes that all ranks sent on axis dp.
+        decided: step and codec of each decision.
     """
 
     variant: str
@@ -114,7 +114,7 @@ def train(lab: Lab, name: str, policy: str, seed: int, args: argparse.Namespace,
 
 
 def run_of(record: RunRecord, rate: str, seed: int) -> Run:
-    """Return what a record came to.
+    """Return the figures of a run from its record.
 
     Raises:
         CheckError: a loss is not finite.
@@ -135,7 +135,7 @@ def run_of(record: RunRecord, rate: str, seed: int) -> Run:
 
 
 def seconds_to(run: Run, loss: float) -> float | None:
-    """Return the seconds until a run's loss is first as low; None if it never is."""
+    """Return the seconds until a run's loss first reaches ``loss``; None if it never does."""
     before = None
     for seconds, found in zip(run.seconds, run.losses, strict=True):
         if found <= loss:
@@ -200,7 +200,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def draw(runs: Sequence[Run], path: Path) -> None:
-    """Draw losses over seconds, a panel for each rate, and what was decided on top of it."""
+    """Draw losses over seconds, a panel for each rate, with the decisions above it."""
     import matplotlib as mpl  # noqa: PLC0415
 
     mpl.use("Agg")
@@ -226,10 +226,10 @@ def draw(runs: Sequence[Run], path: Path) -> None:
 
 
 def kept(file: Path | None, about: dict[str, Any]) -> list[Run]:
-    """Return the runs that a file of results has; none if it is not there.
+    """Return the runs in a file of results; none if the file is not there.
 
     Raises:
-        CheckError: it has no runs, or runs of other settings than ``about``.
+        CheckError: the file has no runs, or runs of other settings than ``about``.
     """
     if file is None or not file.exists():
         return []

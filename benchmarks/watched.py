@@ -1,11 +1,11 @@
-"""What `hybridcomp top` costs a job: ``mpiexec -n 2 python benchmarks/watched.py --json watched.json``.
+"""Cost of `hybridcomp top` to a job: ``mpiexec -n 2 python benchmarks/watched.py --json watched.json``.
 
 Short parts of equally many all-reduces follow each other: without the thread that keeps the rank's file ("off"), with
-it while nobody watches ("looks"), and while somebody does ("files"). The thread looks, or writes its file, some hundred
-times as often as in a job, since what that takes there is far less than one part differs from the next. A round has one
-of each, in an order that changes. How much longer a part takes than without, by how often the thread was at work in it,
-is what one look and one file cost, ``microseconds`` of the slowest rank: of the medians of all parts, and of their
-quickest tenths, in which others on the same cores have taken least. ``share`` is the median's in a job, where there is
+it while nobody watches ("looks"), and while someone does ("files"). The thread looks, or writes its file, some hundred
+times as often as in a job, where its time is far less than the difference between two parts. A round has one of each,
+in an order that changes. The excess time of a part over one without the thread, divided by the number of looks or files
+in it, is the cost of one, in ``microseconds`` of the slowest rank: by the medians of all parts, and by their quickest
+tenths, in which other programs on the same cores have taken least. ``share`` is the median's in a job, where there is
 one look in a second, or two files. ``processor`` is the thread's own time, by its own clock. Results are checked.
 """
 
@@ -36,7 +36,7 @@ _FOLDER = WORLD.bcast(tempfile.mkdtemp(prefix="watched-") if WORLD.rank == 0 els
 
 
 class Counting(Publisher):
-    """The thread, and how often it was at work."""
+    """The publishing thread, with a count of its looks."""
 
     looks = 0
 
@@ -48,7 +48,7 @@ class Counting(Publisher):
 def part(
     comm: hc.Communicator, x: np.ndarray, y: np.ndarray, kind: str, calls: int
 ) -> tuple[float, float, float]:
-    """Seconds of so many calls, how often the thread was at work, and its processor time."""
+    """Return the seconds of ``calls`` calls, the number of the thread's looks, and its processor time."""
     publisher, clock = None, 0
     if kind != "off":
         publisher = Counting(WORLD.rank, WORLD.size)
@@ -83,7 +83,7 @@ def until(condition: Any) -> None:
 
 
 def measure(nbytes: int, rounds: int, seconds: float) -> dict[str, Any]:
-    os.environ["HYBRIDCOMP_TOP"] = "0"  # a communicator starts nothing by itself
+    os.environ["HYBRIDCOMP_TOP"] = "0"  # so that a communicator starts no thread by itself
     comm = hc.Communicator(WORLD, "none", "dp")
     os.environ["HYBRIDCOMP_TOP"] = _FOLDER
     x = np.arange(nbytes // 4, dtype=np.float32) + WORLD.rank

@@ -24,7 +24,7 @@ import hybridcomp.torch as hct  # [1]
 
 
 def make_data(samples: int) -> TensorDataset:
-    """Random points, labelled by a random network."""
+    """Return random points, labelled by a random network."""
     torch.manual_seed(1)
     teacher = nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 10))
     x = torch.randn(samples, 256)
@@ -40,7 +40,7 @@ def make_model() -> nn.Module:
 def train(
     model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader, device: torch.device
 ) -> float:
-    """One epoch; its mean loss over all ranks."""
+    """Train for an epoch; return its mean loss over all ranks."""
     total = torch.zeros((), device=device)
     for x, y in loader:
         optimizer.zero_grad()
@@ -53,7 +53,7 @@ def train(
 
 
 def replicas_agree(model: nn.Module) -> bool:
-    """Whether all ranks hold the same bits."""
+    """Tell whether all ranks hold the same bits."""
     data = b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())
     digests = [""] * dist.get_world_size()
     dist.all_gather_object(digests, hashlib.sha256(data).hexdigest())

@@ -47,7 +47,7 @@ class Clicks:
         self.dense = 0.4 * torch.randn(DENSE, generator=g)
 
     def draw(self, step: int, rank: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The samples of a rank's step: dense float32 [n, DENSE], ids int64 [n, TABLES], labels float32 [n]."""
+        """Draw a rank's samples for a step: dense float32 [n, DENSE], ids int64 [n, TABLES], labels float32 [n]."""
         g = torch.Generator().manual_seed(hash((self.seed, step, rank)))
         dense = torch.randn(n, DENSE, generator=g)
         chance = torch.rand(n, TABLES, generator=g, dtype=torch.float64)
@@ -62,7 +62,7 @@ class Clicks:
 
 
 def table(t: int, rows: int, width: int, seed: int, dtype: torch.dtype) -> nn.Embedding:
-    """Table t as DLRM begins: uniform within 1 / sqrt(rows)."""
+    """Make table t with DLRM's first values: uniform within 1 / sqrt(rows)."""
     g = torch.Generator().manual_seed(hash((seed, t)))
     first = (2 * torch.rand(rows, width, generator=g) - 1) / math.sqrt(rows)
     return nn.Embedding.from_pretrained(first.to(dtype), freeze=False, sparse=True)
@@ -74,7 +74,7 @@ def mlp(*widths: int) -> nn.Sequential:
 
 
 class Interaction(nn.Module):
-    """Compute logits by the MLPs that all ranks share, and the products between them."""
+    """The MLPs that all ranks share, and the products between them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Interaction(nn.Module):
         self.pairs = torch.tril_indices(TABLES + 1, TABLES + 1, -1).tolist()
 
     def forward(self, dense: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Dense features [n, DENSE] and rows [n, TABLES, width] to logits [n]."""
+        """Return the logits [n] of dense features [n, DENSE] and rows [n, TABLES, width]."""
         x = self.bottom(dense)
         z = torch.cat([x[:, None], rows], dim=1)
         dots = (z @ z.mT)[:, self.pairs[0], self.pairs[1]]
@@ -128,7 +128,7 @@ class Exchange(torch.autograd.Function):
 
 
 class Tables(nn.Module):
-    """The tables of this rank, and the rows of all that its samples ask for."""
+    """The tables of this rank, and the exchange of the rows that its samples ask for."""
 
     def __init__(
         self, clicks: Clicks, width: int, seed: int, dtype: torch.dtype, back: dist.ProcessGroup
@@ -137,17 +137,17 @@ class Tables(nn.Module):
         self.rank, self.ranks, self.width, self.back = dist.get_rank(), dist.get_world_size(), width, back
         self.order = [
             t for r in range(self.ranks) for t in range(r, TABLES, self.ranks)
-        ]  # by the rank that holds it
+        ]  # in the order of the ranks that hold them
         self.own = [t for t in self.order if self.holder(t) == self.rank]
         self.tables = nn.ModuleList(table(t, clicks.rows[t], width, seed, dtype) for t in self.own)
         self.register_buffer("none", torch.empty(0, dtype=dtype), persistent=False)
-        self.groups = [back] * TABLES  # by table
+        self.groups = [back] * TABLES  # of each table's rows
 
     def holder(self, t: int) -> int:
         return t % self.ranks
 
     def lookups(self, ids: torch.Tensor) -> torch.Tensor:
-        """Exchange ids: int64 [n, TABLES] that this rank asks for to [ranks, own tables, n] asked of its tables."""
+        """Exchange ids: int64 [n, TABLES] asked by this rank for [ranks, own tables, n] asked of its tables."""
         n = len(ids)
         sends = [n * sum(self.holder(t) == r for t in self.order) for r in range(self.ranks)]
         asked = ids.new_empty(self.ranks * len(self.own) * n)
@@ -155,14 +155,14 @@ class Tables(nn.Module):
         return asked.view(self.ranks, len(self.own), n)
 
     def forward(self, ids: torch.Tensor, *, exact: bool = False) -> torch.Tensor:
-        """Ids int64 [n, TABLES] to rows [n, TABLES, width]; uncompressed if ``exact``."""
+        """Return the rows [n, TABLES, width] of ids, int64 [n, TABLES]; uncompressed if ``exact``."""
         n, asked = len(ids), self.lookups(ids)
         of_tables = [self.back] * TABLES if exact else self.groups
         groups = list(dict.fromkeys(of_tables))
         rows, tables = [], []
         for group in groups:
             mine = [self.tables[j](asked[:, j]) for j, t in enumerate(self.own) if of_tables[t] is group]
-            # Of a rank that has none of them, too: its backward pass must go on to the all-to-all.
+            # A rank with none of a group's tables needs a gradient, too: its backward pass must reach the all-to-all.
             empty = self.none.new_empty(self.ranks, 0, n, self.width, requires_grad=True)
             rows.append(torch.stack(mine, 1) if mine else empty)
             tables.append([t for t in self.order if of_tables[t] is group])
@@ -185,7 +185,7 @@ class Tables(nn.Module):
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The chance that a click has a higher score than no click: by ranks, ties counting a half."""
+    """Return the chance that a click has a higher score than no click: by ranks, ties counting a half."""
     _, place, many = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(many) - (many - 1) / 2)[place]
     clicks = int(labels.sum())
@@ -193,7 +193,7 @@ def auc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def gathered(values: torch.Tensor) -> np.ndarray:
-    """The values of all ranks."""
+    """Return the values of all ranks."""
     of_all = [torch.empty_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(of_all, values)
     return torch.stack(of_all).cpu().numpy()
@@ -207,7 +207,7 @@ def group_of(axis: str, codec: str = "none", until: int = 0) -> dist.ProcessGrou
 
 
 def groups_of(codecs: list[str], until: int = 0) -> list[dist.ProcessGroup]:
-    """One for each codec: the all-to-alls of the tables that go by it."""
+    """Return the groups of the tables' all-to-alls: tables with the same codec share one."""
     made = {codec: group_of("emb", codec, until) for codec in sorted(set(codecs))}
     return [made[codec] for codec in codecs]
 
@@ -251,11 +251,11 @@ def arguments() -> argparse.Namespace:
 
 
 class Checkpoint:
-    """A file of this rank: its tables, the replica, the optimizer, codecs, and what compression keeps."""
+    """A file of this rank: its tables, the replica, the optimizer, codecs, and the state of compression."""
 
     def __init__(self, folder: Path | None, parts: dict[str, Any]) -> None:
         self.file = folder and folder / f"rank{dist.get_rank()}.pt"
-        self.parts = parts  # by name, whatever has a state
+        self.parts = parts  # objects with a state, by name
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -294,7 +294,7 @@ def report(
 
 def main() -> None:
     args = arguments()
-    torch.sparse.check_sparse_tensor_invariants.disable()  # or Adagrad warns that nobody has said so
+    torch.sparse.check_sparse_tensor_invariants.disable()  # otherwise Adagrad warns that it is not set
     hct.set_policy("none")
     dist.init_process_group(args.backend)
     rank, ranks = dist.get_rank(), dist.get_world_size()

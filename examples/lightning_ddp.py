@@ -62,7 +62,7 @@ class Compress(lightning.Callback):
 
 
 def make_data(samples: int) -> TensorDataset:
-    """Random points, labelled by a random network."""
+    """Return random points, labelled by a random network."""
     teacher = nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 10))
     x = torch.randn(samples, 256)
     with torch.no_grad():

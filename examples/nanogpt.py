@@ -54,7 +54,7 @@ class GPT(nn.Module):
 
 
 def read_library() -> torch.Tensor:
-    """The sources of Python's library that begin with a to d: uint8 [bytes]."""
+    """Read the sources of Python's library that begin with a to d: uint8 [bytes]."""
     sources = sorted(Path(os.__file__).parent.glob("[a-d]*.py"))
     return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in sources)), dtype=torch.uint8)
 

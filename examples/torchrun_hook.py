@@ -32,7 +32,7 @@ def make_model() -> nn.Module:
 
 
 def draw(generator: torch.Generator, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Noisy pictures of ten patterns: float32 [count, 1, 16, 16], and which pattern each shows."""
+    """Draw noisy pictures of ten patterns: float32 [count, 1, 16, 16], and which pattern each shows."""
     patterns = torch.randn(10, 1, 16, 16, generator=torch.Generator().manual_seed(2))
     labels = torch.randint(10, (count,), generator=generator)
     return patterns[labels] + 2 * torch.randn(count, 1, 16, 16, generator=generator), labels

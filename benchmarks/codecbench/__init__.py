@@ -1,1 +1,1 @@
-"""What ``benchmarks/codecs.py`` is made of: the list of codecs, the data, the peers, and how they are measured."""
+"""Parts of ``benchmarks/codecs.py``: the list of codecs, the data, the peers, and how they are measured."""

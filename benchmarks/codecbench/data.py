@@ -20,10 +20,10 @@ class DataSet:
     """Values to compress.
 
     Attributes:
-        name: short, for tables.
-        says: what it is, for people.
+        name: short name, for tables.
+        says: description in words.
         values: 1-D float32.
-        tensors: start and shape of each tensor that the values consist of, if they do.
+        tensors: start and shape of each tensor in the values; empty where they are no tensors.
     """
 
     name: str
@@ -50,7 +50,7 @@ def student(n: int) -> DataSet:
 
 
 def activations(n: int) -> DataSet:
-    """Rows of 4096 channels, a few of them large throughout, as in large language models (LLM.int8())."""
+    """Draw rows of 4096 channels, a few of them large throughout, as in large language models (LLM.int8())."""
     rng = np.random.default_rng(4)
     rows = math.ceil(n / CHANNELS)
     values = rng.standard_normal((rows, CHANNELS), dtype=np.float32)
@@ -61,7 +61,7 @@ def activations(n: int) -> DataSet:
 
 
 def gradients(n: int, *, small: bool) -> DataSet | None:
-    """What :mod:`.gradients` collects; None where torch is not installed."""
+    """Return the gradients that :mod:`.gradients` collects; None where torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         return None
     from . import gradients as trainer  # noqa: PLC0415  (torch is optional here)
@@ -70,7 +70,7 @@ def gradients(n: int, *, small: bool) -> DataSet | None:
 
 
 def every(n: int, *, small: bool = False) -> list[DataSet]:
-    """All data sets of ``n`` elements; ``small``: gradients of a smaller model."""
+    """Return all data sets of ``n`` elements; ``small``: gradients of a smaller model."""
     made = [gaussian(n), laplace(n), student(n), activations(n)]
     real = gradients(n, small=small)
     return made if real is None else [*made, real]

@@ -1,7 +1,7 @@
-"""Gradients of the GPT trainer's model on its own text: what data parallelism would reduce.
+"""Gradients of the GPT trainer's model on its own text, as data parallelism would reduce them.
 
-One process, nothing split, nothing compressed. They are taken before clipping, from as many steps as the wanted
-size needs, with training going on in between: nothing is repeated.
+One process trains, nothing split, nothing compressed. Gradients are taken before clipping, from as many steps as the
+wanted size needs, with training going on in between: nothing is repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hybridcomp.train.model.gpt import ModelShape, build_gpt, loss_of
 from hybridcomp.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
 from hybridcomp.train.text import load_corpus
 
-BETWEEN = 5  # steps from one that is taken to the next
+BETWEEN = 5  # steps between those whose gradients are taken
 
 Tensors = tuple[tuple[int, tuple[int, ...]], ...]
 
@@ -29,12 +29,12 @@ def collect(n: int, *, small: bool = False) -> tuple[str, npt.NDArray[np.float32
     """Train a while, then take gradients.
 
     Args:
-        n: elements; the last tensor taken is cut off there.
+        n: number of elements; the last tensor taken is cut off there.
         small: a smaller model and text, and fewer steps before the first is taken.
 
     Returns:
-        What they are, in words; float32 of ``n`` elements, in the parameters' order; start and shape of each
-        tensor in it.
+        Description in words; gradients, float32 of ``n`` elements in the parameters' order; start and shape of each
+        tensor in them.
     """
     config = TrainConfig(micro_batches=1)
     before = 20
@@ -53,7 +53,7 @@ def collect(n: int, *, small: bool = False) -> tuple[str, npt.NDArray[np.float32
     shape = ModelShape(corpus.vocab_size, config.layers, config.d_model, config.heads, config.seq_len)
     model = build_gpt(shape, config.seed)
     parameters = dict(model.named_parameters())
-    optimizer = None  # made where a second step is needed: torch takes seconds to load its optimizers
+    optimizer = None  # made only if a second step is needed: torch takes seconds to load its optimizers
     values = np.empty(n, np.float32)
     tensors: list[tuple[int, tuple[int, ...]]] = []
     filled, taken = 0, []

@@ -2,8 +2,8 @@
 
 A speed is the input's bytes over the median time, and its ratio to memcpy of the same bytes: in each repetition a
 memcpy into a buffer of its own is timed, then the operation, so that both see the same machine. All buffers exist
-and have been touched before. Errors are relative: of the L2 norms, and of the largest error to the largest
-magnitude.
+and have been touched before. Errors are relative: the ratio of the L2 norms, and that of the largest error to the
+largest magnitude.
 
 Small arrays are measured as training meets them: not in the cache. Codec and memcpy go through so many copies of
 their buffers (:func:`copies_of`) that none is still there when its turn comes again.
@@ -31,7 +31,7 @@ from .specs import Entry
 
 OPERATIONS = ("encode", "decode", "decode_add")
 _COLD_BYTES = 128 << 20  # several times a large cache
-_AT_ONCE = 1 << 18  # elements whose errors are summed at once: they stay in the cache
+_AT_ONCE = 1 << 18  # elements whose errors are summed at once, which stay in the cache
 
 
 class CheckFailed(Exception):  # noqa: N818  (it is not the program's error)
@@ -43,7 +43,7 @@ class CheckFailed(Exception):  # noqa: N818  (it is not the program's error)
 
 @dataclass(frozen=True)
 class Errors:
-    """How far decoded values are from the input.
+    """Errors of decoded values against the input.
 
     Attributes:
         l2: norm of the difference over the norm of the input (0/0 is 0).
@@ -57,7 +57,10 @@ class Errors:
 
 
 def errors(x: Any, y: Any) -> Errors:
-    """Errors of ``y`` for ``x``: flat arrays or tensors of float32, float16 or bfloat16. NaN where ``y`` has one."""
+    """Return the errors of ``y`` for ``x``: flat arrays or tensors of float32, float16 or bfloat16.
+
+    They are NaN where ``y`` has one.
+    """
     squares = norm = largest = magnitude = 0.0
     for start in range(0, len(x), _AT_ONCE):
         a = wide(x[start : start + _AT_ONCE])
@@ -70,7 +73,7 @@ def errors(x: Any, y: Any) -> Errors:
 
 
 def wide(x: Any) -> npt.NDArray[np.float64]:
-    """Flat floats of any kind as float64."""
+    """Return flat floats of any kind as float64."""
     flat = flatten(x)
     if flat.dtype.label == "bfloat16":
         return (flat.data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -88,8 +91,8 @@ class Subject(abc.ABC):
     """Something that encodes ``x`` again and again, with buffers made beforehand.
 
     Attributes:
-        x: what is encoded.
-        acc: float32 that :meth:`decode_add` adds to.
+        x: array or tensor to encode.
+        acc: float32 array that :meth:`decode_add` adds to.
     """
 
     def __init__(self, x: Any) -> None:
@@ -108,25 +111,25 @@ class Subject(abc.ABC):
     @property
     @abc.abstractmethod
     def values(self) -> Any:
-        """What :meth:`decode` gave."""
+        """Values that :meth:`decode` gave."""
 
     @abc.abstractmethod
     def floats(self) -> npt.NDArray[np.float32]:
-        """The decoded values in float32, not rounded to the input's type."""
+        """Return the decoded values in float32, not rounded to the input's type."""
 
     @property
     @abc.abstractmethod
     def nbytes(self) -> int:
-        """Bytes of what :meth:`encode` made."""
+        """Bytes of the message that :meth:`encode` made."""
 
 
 def copies_of(n: int) -> int:
-    """How many copies of an array of ``n`` float32 no cache holds; 1 for an array that itself is so long."""
+    """Return how many copies of an array of ``n`` float32 no cache holds; 1 for an array that itself is so long."""
     return max(1, -(-_COLD_BYTES // (4 * n)) if 8 * n < _COLD_BYTES else 1)
 
 
 class Ours(Subject):
-    """A codec of this package, with the caller's buffers; with ``copies`` of them, taken in turn."""
+    """A codec of this package, with the caller's buffers: ``copies`` of each, taken in turn."""
 
     def __init__(self, codec: Codec, x: Any, copies: int = 1) -> None:
         super().__init__(x)
@@ -170,12 +173,12 @@ class Ours(Subject):
 
 
 def clone(x: Any) -> Any:
-    """Another array or tensor of the same values."""
+    """Return another array or tensor of the same values."""
     return x.copy() if isinstance(x, np.ndarray) else x.clone()
 
 
 class Theirs(Subject):
-    """A peer; to add, it decodes and adds."""
+    """A peer, whose decode_add decodes and then adds."""
 
     def __init__(self, peer: Peer, x: Any) -> None:
         super().__init__(x)
@@ -208,7 +211,7 @@ class Theirs(Subject):
 
 
 def quality(subject: Subject) -> dict[str, float]:
-    """Encode and decode once: bits per value and errors."""
+    """Encode and decode once; return bits per value and errors."""
     subject.encode()
     subject.decode()
     found = errors(subject.x, subject.values)
@@ -216,7 +219,7 @@ def quality(subject: Subject) -> dict[str, float]:
 
 
 def quality_by_tensor(codec: Codec, data: DataSet) -> dict[str, float]:
-    """The same with each tensor by itself, in its shape; those that the codec cannot carry go as they are."""
+    """Return the same, each tensor encoded by itself in its shape; those that the codec cannot carry go as they are."""
     decoded, total = data.values.copy(), 0
     for start, shape in data.tensors:
         span = slice(start, start + int(np.prod(shape)))
@@ -235,7 +238,7 @@ def check_promise(entry: Entry, data: DataSet, subject: Subject) -> None:
     """Check what the entry promises of ``subject``, which has just encoded and decoded ``data``.
 
     Raises:
-        CheckFailed: it does not hold.
+        CheckFailed: a promise does not hold.
     """
     expect, x, y = entry.expect, subject.x, subject.values
     where = f"{entry.spec} on {data.name}"
@@ -264,7 +267,7 @@ def check_sum(name: str, subject: Subject) -> None:
     """Check that decode_add is decode, then one addition. ``subject`` has one copy of its buffers.
 
     Raises:
-        CheckFailed: it is not.
+        CheckFailed: decode_add gives other values.
     """
     subject.acc[:] = np.linspace(-1, 1, subject.acc.size, dtype=np.float32)
     expected = subject.acc + subject.floats()
@@ -275,7 +278,7 @@ def check_sum(name: str, subject: Subject) -> None:
 
 
 def keeps_non_finite(make: Callable[[Any], Subject]) -> bool:
-    """Whether NaN and the infinities decode to something that is not finite, wherever they are."""
+    """Tell whether NaN and the infinities decode to something that is not finite, wherever they are."""
     for value in (np.nan, np.inf, -np.inf):
         for at in (0, 2500, 4999):
             x = np.random.default_rng(5).standard_normal(5000, dtype=np.float32)
@@ -294,12 +297,12 @@ def keeps_non_finite(make: Callable[[Any], Subject]) -> bool:
 
 @dataclass(frozen=True)
 class Timing:
-    """How often and how long to measure an operation.
+    """Time and repetitions for measuring an operation.
 
     Attributes:
-        seconds: about so long in all, memcpy included.
-        least: repetitions at least.
-        most: repetitions at most.
+        seconds: approximate time in all, memcpy included.
+        least: least number of repetitions.
+        most: largest number of repetitions.
     """
 
     seconds: float
@@ -309,13 +312,13 @@ class Timing:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one operation, in input bytes as float32: 4 for each element, whatever the input's type.
+    """Speed of one operation, in input bytes as float32: 4 for each element, whatever the input's type.
 
     Attributes:
         gb_s: GB/s at the median time.
-        memcpy_gb_s: of the memcpy of as many float32, timed in turn with it.
-        ratio: the first over the second.
-        repetitions: that the medians are of.
+        memcpy_gb_s: GB/s of a memcpy of as many float32, timed in turn with the operation.
+        ratio: ``gb_s`` over ``memcpy_gb_s``.
+        repetitions: number of timings behind each median.
     """
 
     gb_s: float
@@ -325,7 +328,7 @@ class Speed:
 
 
 class Memcpy:
-    """The yardstick: a copy of ``n`` float32 from one buffer to another, of ``copies`` of both in turn."""
+    """The yardstick: a copy of ``n`` float32 from one buffer to another, with ``copies`` of both taken in turn."""
 
     def __init__(self, source: npt.NDArray[np.float32], copies: int = 1) -> None:
         self._sources = [source] + [source.copy() for _ in range(copies - 1)]

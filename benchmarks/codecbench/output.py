@@ -43,7 +43,7 @@ def lines(total: int) -> Iterator[Callable[..., None]]:
 
 
 def unmeasured(row: Row) -> str | None:
-    """Tell why a row has no figures; None if it has."""
+    """Return why a row has no figures; None if it has them."""
     if "failed" in row:
         return f"FAILED: {row['failed']}"
     return row.get("missing")
@@ -85,7 +85,7 @@ def print_errors(rows: list[Row], sets: list[str]) -> None:
 
 
 def print_asked(judged: list[Row], *, as_asked: bool) -> None:
-    """Print which speeds are met; ``as_asked``: of 64 MiB, on one thread."""
+    """Print which speeds are met; ``as_asked``: whether this run had 64 MiB and one thread."""
     if not judged:
         return
     note = "" if as_asked else " (asked for 64 MiB and one thread: not this run)"
@@ -104,7 +104,7 @@ def busy_cores(seconds: float = 1.0) -> float:
 
     def ticks() -> tuple[int, int]:
         fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        return sum(fields), fields[3] + fields[4]  # all, and those idle or waiting for a disk
+        return sum(fields), fields[3] + fields[4]  # all ticks, and those of cores idle or waiting for a disk
 
     try:
         total, idle = ticks()

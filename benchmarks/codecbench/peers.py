@@ -1,4 +1,4 @@
-"""What others offer for the same job, behind one face: torch, zfpy, zstandard, hivemind, numcodecs.
+"""Other libraries' ways to compress, behind one interface: torch, zfpy, zstandard, hivemind, numcodecs.
 
 Each is used as its documentation shows, on one thread, and makes its own buffers, as it does for its users. Nothing
 here is needed to run hybridcomp; a peer that is not installed is a row that says so.
@@ -25,9 +25,9 @@ class Peer(abc.ABC):
     """A way to compress float32 that is not ours.
 
     Attributes:
-        name: as in the results.
-        needs: the module without which it cannot run.
-        family: the group it is shown in.
+        name: name in the results.
+        needs: module without which it cannot run.
+        family: group that it is shown in.
     """
 
     name: ClassVar[str]
@@ -36,20 +36,20 @@ class Peer(abc.ABC):
 
     @classmethod
     def missing(cls) -> str | None:
-        """None if it can run here, else why not."""
+        """Return why the peer cannot run here; None if it can."""
         return None if importlib.util.find_spec(cls.needs) else "not installed"
 
     @abc.abstractmethod
     def encode(self, x: Floats) -> Any:
-        """Compress ``x``; what it returns is all that :meth:`decode` gets."""
+        """Compress ``x``; :meth:`decode` gets the returned object and nothing else."""
 
     @abc.abstractmethod
     def decode(self, coded: Any, n: int) -> Floats:
-        """Give the ``n`` values back."""
+        """Return the ``n`` decoded values."""
 
     @abc.abstractmethod
     def nbytes(self, coded: Any) -> int:
-        """Bytes that would have to be sent."""
+        """Return the bytes that would have to be sent."""
 
 
 # -- torch -------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class _Numcodecs(Peer):
 
     @abc.abstractmethod
     def steps(self, x: Floats) -> list[Any]:
-        """The filters, first to last."""
+        """Return the filters, first to last."""
 
     def encode(self, x: Floats) -> Any:
         steps = self.steps(x)
@@ -289,7 +289,7 @@ class BloscZstd(_Numcodecs):
 
 
 class FixedScaleOffset8(_Numcodecs):
-    """One scale for all, to 8 bits."""
+    """Rounding to 8 bits with one scale for all values."""
 
     name = "numcodecs FixedScaleOffset int8"
     family = "integer"
@@ -300,7 +300,7 @@ class FixedScaleOffset8(_Numcodecs):
 
 
 class Quantize3(_Numcodecs):
-    """An absolute error below 10^-3, then Blosc, without which it saves nothing."""
+    """Rounding with an absolute error below 10^-3, then Blosc, without which it saves nothing."""
 
     name = "numcodecs Quantize 3 digits, Blosc zstd"
     family = "error-bounded"
@@ -310,7 +310,7 @@ class Quantize3(_Numcodecs):
 
 
 class BitRound7(_Numcodecs):
-    """7 bits of the mantissa, as bfloat16 has, then Blosc, without which it saves nothing."""
+    """Rounding to 7 bits of the mantissa, as bfloat16 has, then Blosc, without which it saves nothing."""
 
     name = "numcodecs BitRound 7, Blosc zstd"
     family = "cast"
@@ -320,7 +320,7 @@ class BitRound7(_Numcodecs):
 
 
 def _import_numcodecs() -> Any:
-    """numcodecs 0.16 cannot read the version of a zfpy built from a post release: it gets the plain one."""
+    """Import numcodecs, whose 0.16 cannot read the version of a zfpy from a post release: it gets the plain one."""
     found = importlib.metadata.version
 
     def plain(package: str) -> str:

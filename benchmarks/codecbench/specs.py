@@ -1,4 +1,4 @@
-"""Which codecs are measured, what each promises about its error, and the speeds that were asked for.
+"""Codecs to measure, their promises about errors, and the speeds that were asked for.
 
 A promise is checked before a speed is printed. A row of :data:`ENTRIES` is all that a new codec needs.
 """
@@ -12,7 +12,7 @@ from hybridcomp.codecs import Codec, get_codec
 
 @dataclass(frozen=True)
 class Expect:
-    """What decode(encode(x)) must hold; None promises nothing.
+    """Promises about decode(encode(x)); a field that is None promises nothing.
 
     Attributes:
         exact: every bit comes back, on every data set.
@@ -38,10 +38,10 @@ class Entry:
     """A codec to measure.
 
     Attributes:
-        spec: its spec string, as the results name it.
-        family: the group it is shown in.
-        expect: what it promises.
-        by_tensor: on data that came as tensors (gradients), each is encoded by itself, in its shape.
+        spec: spec string, as the results name it.
+        family: group that it is shown in.
+        expect: promises about its error.
+        by_tensor: whether data that came as tensors (gradients) is encoded tensor by tensor, each in its shape.
     """
 
     spec: str
@@ -99,11 +99,11 @@ class Asked:
     """A speed that was asked for, at 64 MiB of float32 on one thread.
 
     Attributes:
-        spec: the codec.
+        spec: spec of the codec.
         operation: ``encode``, ``decode`` or ``decode_add``.
-        times: at least so many times as fast as ``than``.
+        times: least ratio of its speed to that of ``than``.
         than: memcpy of the input, a peer's name, or the instruction set with which it is compared.
-        isas: the instruction sets of which it was asked.
+        isas: instruction sets for which it was asked.
     """
 
     spec: str
@@ -141,14 +141,14 @@ ASKED = [
 
 
 LARGEST_FALL = 0.25
-"""A ratio may be smaller by this part at another size or dtype than at 16 Mi float32."""
+"""Part by which a ratio may be smaller at another size or dtype than at 16 Mi float32."""
 
 
 def find(specs: list[str]) -> list[Entry]:
-    """The entries of these specs: those of :data:`ENTRIES`, and others without promises.
+    """Return the entries of these specs: those of :data:`ENTRIES`, and others without promises.
 
     Raises:
-        ValueError: a spec that makes no codec.
+        ValueError: a spec makes no codec.
     """
     known = {entry.codec().spec: entry for entry in ENTRIES}
     return [known.get(get_codec(spec).spec, Entry(spec, "other", Expect())) for spec in specs]

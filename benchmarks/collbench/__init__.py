@@ -1,1 +1,1 @@
-"""What the benchmarks of collectives are made of: figures, counters of links, peers, tables, plots, the matrix."""
+"""Parts of the benchmarks of collectives: figures, counters of links, peers, tables, plots, the matrix."""

@@ -1,4 +1,4 @@
-"""Element types of the collectives' benchmarks: how an array of each is stored, and handed to those that are measured.
+"""Element types of the collectives' benchmarks: how an array of each is stored, and handed to the measured calls.
 
 NumPy has no bfloat16: such an array holds the bits as int16, and is handed on as a torch tensor over the same memory.
 """
@@ -20,19 +20,19 @@ class Elements:
     """An element type.
 
     Attributes:
-        name: of :data:`TYPES`.
+        name: one of :data:`TYPES`.
     """
 
     name: str
 
     @property
     def storage(self) -> np.dtype:
-        """The arrays' dtype."""
+        """Dtype of the arrays."""
         return np.dtype(np.int16 if self.name == "bfloat16" else self.name)
 
     @property
     def rounding(self) -> float:
-        """What a sum's relative error may come to, for each of its terms."""
+        """Largest relative error of a sum, for each of its terms."""
         return _ROUNDING[self.name]
 
     @property
@@ -41,7 +41,7 @@ class Elements:
         return np.int16(0x7FC0) if self.name == "bfloat16" else np.nan
 
     def of(self, values: NDArray[np.float32]) -> NDArray:
-        """Store values."""
+        """Return float32 values as an array of this type."""
         if self.name != "bfloat16":
             return values.astype(self.storage)
         import torch  # noqa: PLC0415
@@ -49,17 +49,17 @@ class Elements:
         return torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
 
     def wide(self, array: NDArray) -> NDArray[np.float64]:
-        """Read what an array stores."""
+        """Return the values of an array in float64."""
         if self.name != "bfloat16":
             return array.astype(np.float64)
         return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
     def handed(self, array: NDArray) -> Any:
-        """The array as NumPy's users hand it on, or as a torch tensor where NumPy lacks the type."""
+        """Return the array itself, or a torch tensor over it where NumPy lacks the type."""
         return self.tensor(array) if self.name == "bfloat16" else array
 
     def tensor(self, array: NDArray) -> Any:
-        """The same memory as a torch tensor."""
+        """Return a torch tensor over the same memory."""
         import torch  # noqa: PLC0415
 
         tensor = torch.from_numpy(array)

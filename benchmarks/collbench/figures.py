@@ -16,14 +16,14 @@ from hybridcomp.lab.rate import Rate
 from .elements import Elements
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-PERIOD = 4_194_301  # values; longer than any chunk that a codec sees, and prime, so that shards differ
+PERIOD = 4_194_301  # values: more than in any chunk that a codec sees, and a prime, so that shards differ
 _STRIDE = 524_287  # values from the beginning of one rank's data to the next one's
 _SLICE = 1 << 20  # values that are compared at once
-_BURSTS = 4  # messages shorter than so many token buckets are hardly shaped
+_BURSTS = 4  # messages of fewer bytes than so many token buckets hold are hardly shaped
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``64M``, ``4K``, ``1000``."""
+    """Return the bytes of ``64M``, ``4K``, ``1000``."""
     found = re.fullmatch(r"(\d+)([kmg]?)(i?b)?", text.strip().lower())
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4096, 64K, 64M or 1G")
@@ -31,7 +31,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Sizes: ``64M``, ``64K,1M``, or ``first:last:factor``."""
+    """Return the bytes of each size in ``64M``, ``64K,1M``, or ``first:last:factor``."""
     if ":" not in text:
         return [parse_size(part) for part in text.split(",")]
     first, last, *factor = text.split(":")
@@ -46,7 +46,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def size_text(nbytes: int) -> str:
-    """``64M`` of 67108864."""
+    """Return a number of bytes as text: ``64M`` for 67108864."""
     for unit, factor in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
         if nbytes >= factor and nbytes % factor == 0:
             return f"{nbytes // factor}{unit}"
@@ -54,7 +54,7 @@ def size_text(nbytes: int) -> str:
 
 
 def parse_codecs(text: str) -> list[str]:
-    """Specs separated by ``;``, or by ``,`` where none of them has parameters."""
+    """Return the specs in a text, separated by ``;``, or by ``,`` where none of them has parameters."""
     specs = text.split(",") if "=" not in text and ";" not in text else text.split(";")
     try:
         return [hc.get_codec(spec).spec for spec in specs]
@@ -67,8 +67,8 @@ class Piece:
     """A part of a receive buffer: the sum of equally long parts of some ranks' send buffers.
 
     Attributes:
-        count: elements.
-        sources: (rank, first element of its send buffer).
+        count: number of elements.
+        sources: (rank, first element in its send buffer) of each term.
     """
 
     count: int
@@ -88,14 +88,14 @@ class Values:
         self._series = np.concatenate([series, series[:_SLICE]])
 
     def of(self, rank: int, n: int) -> NDArray:
-        """The ``n`` values that ``rank`` sends."""
+        """Return the ``n`` values that ``rank`` sends."""
         at = rank * _STRIDE % PERIOD
         if at + n <= self._series.size:
             return self._series[at : at + n].copy()
         return np.resize(np.roll(self._series[:PERIOD], -at), n)
 
     def expected(self, pieces: Sequence[Piece]) -> Iterator[NDArray[np.float64]]:
-        """The receive buffer in float64, slice by slice."""
+        """Yield the expected receive buffer in float64, slice by slice."""
         for piece in pieces:
             for start in range(0, piece.count, _SLICE):
                 count = min(_SLICE, piece.count - start)
@@ -106,10 +106,10 @@ class Values:
                 yield total
 
     def error(self, got: NDArray, pieces: Sequence[Piece]) -> float:
-        """Relative L2 error of a receive buffer; NaN or infinity where it holds one.
+        """Return the relative L2 error of a receive buffer; NaN or infinity where it holds one.
 
         Raises:
-            ValueError: it has not as many elements as the pieces.
+            ValueError: the buffer has not as many elements as the pieces.
         """
         if (wanted := sum(piece.count for piece in pieces)) != got.size:
             raise ValueError(f"the pieces have {wanted} elements, the receive buffer {got.size}")
@@ -122,7 +122,7 @@ class Values:
         return (lost / norm) ** 0.5 if norm else lost
 
     def codec_error(self, spec: str) -> float:
-        """Relative L2 error of one encoding of such values."""
+        """Return the relative L2 error of one encoding of such values."""
         x = self._series[:_SLICE]
         decoded = np.empty_like(x)
         message = hc.get_codec(spec).encode(self.elements.handed(x))
@@ -132,10 +132,10 @@ class Values:
 
 
 def link_seconds(nbytes: float, rate: str) -> float | None:
-    """Seconds that a link of the lab needs for ``nbytes`` in one direction; None where the rate limits nothing.
+    """Return the seconds that a link of the lab needs for ``nbytes`` in one direction; None where no rate limits it.
 
-    That is an unshaped link, and so few bytes that the token bucket, which lets its content pass unshaped, carries
-    much of them.
+    No rate limits an unshaped link, nor so few bytes that the token bucket, which lets its content pass unshaped,
+    carries much of them.
     """
     shaped = Rate.parse(rate)
     if shaped.bits_per_second is None or nbytes < _BURSTS * shaped.burst_bytes:
@@ -144,5 +144,5 @@ def link_seconds(nbytes: float, rate: str) -> float | None:
 
 
 def hidden(communication: float, computation: float, both: float) -> float:
-    """The share of the shorter of two that ran behind the other; below 0 where they are slower together."""
+    """Return the share of the shorter of two that ran behind the other; below 0 where they are slower together."""
     return (communication + computation - both) / min(communication, computation)

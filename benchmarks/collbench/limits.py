@@ -23,18 +23,18 @@ _SAMPLE = 1 << 20
 
 
 def bits_per_value(spec: str) -> float:
-    """Of Gaussian float32, by encoding some."""
+    """Return the bits that a codec takes for a value of Gaussian float32, by encoding a sample."""
     x = np.random.default_rng(0).standard_normal(_SAMPLE, np.float32)
     return hc.get_codec(spec).encode(x).size * 8 / _SAMPLE
 
 
 def seconds(factor: float, bits: float) -> float:
-    """In which the busiest link carries ``factor`` times the size, compressed to ``bits`` of 32."""
+    """Return the seconds in which the busiest link carries ``factor`` times the size, at ``bits`` of 32 a value."""
     return factor * SIZE * bits / 32 * 8 / RATE
 
 
 def table() -> list[str]:
-    """Milliseconds, as Markdown."""
+    """Return the table as lines of Markdown, in milliseconds."""
     p = RANKS
     factors = (2 * (p - 1) / p, (p - 1) / p, 1.0, 2.0)
     lines = [

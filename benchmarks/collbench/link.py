@@ -1,4 +1,4 @@
-"""What crosses a host's link, by the kernel's counters: right for every algorithm, ours or a peer's."""
+"""Bytes that cross a host's link, by the kernel's counters: right for every algorithm, ours or a peer's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _INTERFACES = {"namespaces": "eth0", "loopback": "lo"}
 
 
 class Payload(NamedTuple):
-    """TCP payload in bytes since the host is up."""
+    """TCP payload in bytes since the host came up."""
 
     received: int
     sent: int
 
 
 def read(table: str, interface: str) -> Payload:
-    """Payload by the text of ``/proc/net/dev``.
+    """Return the payload by the text of ``/proc/net/dev``.
 
     A packet is counted once whether or not the interface cuts it into frames later, and so are its headers.
 
@@ -37,7 +37,7 @@ class Link:
     """The link of this rank's host in the lab, if it has one.
 
     Attributes:
-        rate: in ``tc``'s syntax; "none" if unshaped.
+        rate: rate of the link in ``tc``'s syntax; "none" if unshaped.
     """
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class Link:
         self._interface = _INTERFACES.get(os.environ.get("HYBRIDCOMP_LAB_KIND", ""))
 
     def now(self) -> Payload | None:
-        """The counters; None outside a lab and where ranks share memory only."""
+        """Return the counters; None outside a lab and where ranks share memory only."""
         if self._interface is None:
             return None
         return read(Path("/proc/net/dev").read_text(), self._interface)
 
 
 def between(before: Payload | None, after: Payload | None) -> int:
-    """Bytes in the busier direction; 0 without counters."""
+    """Return the bytes in the busier direction; 0 without counters."""
     if before is None or after is None:
         return 0
     return max(after.received - before.received, after.sent - before.sent)

@@ -1,4 +1,4 @@
-"""What benchmarks/run_lab.py measures: operations, links, ranks, sizes, and how long each is reckoned to take."""
+"""Cells that benchmarks/run_lab.py measures: operations, links, ranks and sizes, with an estimate of their time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .figures import size_text
 
 SHARED = "shared"  # the link of ranks that share memory
 LINKS = ("200mbit", "1gbit", "none", SHARED)
-LAYOUTS = ((2, 1), (3, 1), (4, 1), (4, 2))  # hosts, and ranks on each; through shared memory as many ranks
+LAYOUTS = ((2, 1), (3, 1), (4, 1), (4, 2))  # hosts, and ranks on each; all on one host for shared memory
 SMALL = tuple(4096 << (2 * i) for i in range(6))  # 4 KiB to 4 MiB, in one run
 LARGE = tuple(16 << 20 << (2 * i) for i in range(3))  # 16 to 256 MiB, a run each
-OVERLAPPED = {"200mbit": 16 << 20, "1gbit": 64 << 20}  # sizes
+OVERLAPPED = {"200mbit": 16 << 20, "1gbit": 64 << 20}  # bytes
 REDUCED = (
     "int8",
     "int4",
@@ -25,18 +25,18 @@ REDUCED = (
     "threshold:abs=2.5758",
 )  # 2.5758: 1 % of a Gaussian is larger
 MOVED = ("int8", "int4", "bf16", "lossless")
-CELL_SECONDS = 45.0  # that the turns of one run are reckoned to take at most
-_WARMUP = 2  # turns that are not counted: the first ones meet fresh memory and connections
-_ROUNDS = (9, 5)  # as many turns, with those; fewer where that takes too long
+CELL_SECONDS = 45.0  # most that the turns of one run may be estimated to take
+_WARMUP = 2  # turns that are not counted, since the first ones meet fresh memory and connections
+_ROUNDS = (9, 5)  # turns, the warm-up's included: 5 where 9 take too long
 _SMALL_ITERS = 15
-_BITS = {"int8": 8.25, "int4": 4.25, "bf16": 16.0, "lossless": 27.0}  # of 32; what is not here: little
-_SPEEDS = {"none": 4e9, SHARED: 8e9}  # bits per second and rank where no rate limits them, on a few cores
+_BITS = {"int8": 8.25, "int4": 4.25, "bf16": 16.0, "lossless": 27.0}  # bits per value; other codecs take few
+_SPEEDS = {"none": 4e9, SHARED: 8e9}  # bits per second of a rank on a few cores, where no rate limits it
 _PEERS = 2
 _REDUCING = ("allreduce", "reduce_scatter")
 
 
 def volume(benchmark: str, ranks: int) -> float:
-    """Bytes that leave the busiest rank uncompressed, over the size: of the usual algorithms."""
+    """Return the uncompressed bytes that leave the busiest rank in the usual algorithm, over the size."""
     if benchmark in ("allreduce", "overlap"):
         return 2 * (ranks - 1) / ranks
     if benchmark == "bcast":
@@ -49,11 +49,11 @@ class Cell:
     """One run of one benchmark.
 
     Attributes:
-        benchmark: its file, without the ending.
+        benchmark: name of its file, without the ending.
         link: a rate, or ``SHARED``.
-        hosts, ppn: hosts, and ranks on each.
-        sizes: in bytes.
-        iters: counted ones; 0 if no number of them fits the time.
+        hosts, ppn: number of hosts, and of ranks on each.
+        sizes: sizes in bytes.
+        iters: counted iterations; 0 if no number of them fits the time.
     """
 
     benchmark: str
@@ -65,12 +65,12 @@ class Cell:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self.hosts * self.ppn
 
     @property
     def name(self) -> str:
-        """Of its result file."""
+        """Name of its result file."""
         place = (
             "sharedmemory" if self.link == SHARED else f"{'unshaped' if self.link == 'none' else self.link}"
         )
@@ -79,13 +79,13 @@ class Cell:
 
     @property
     def codecs(self) -> tuple[str, ...]:
-        """Specs."""
+        """Specs of its codecs."""
         if self.benchmark == "overlap":
             return ("int8", "int4")
         return REDUCED if self.benchmark in _REDUCING else MOVED
 
     def arguments(self, out: Path) -> list[str]:
-        """The benchmark's command line, after Python."""
+        """Return the benchmark's command line, without Python."""
         here = Path(__file__).parent.parent
         return [
             *(str(here / f"{self.benchmark}.py"), "--codec", ";".join(self.codecs), "--size", self._sizes),
@@ -93,7 +93,7 @@ class Cell:
         ]
 
     def more(self, out: Path) -> list[str]:
-        """What to add to another cell's command line, of the same benchmark, for this one to be measured after it."""
+        """Return arguments that have another cell's run, of the same benchmark, measure this cell after its own."""
         return ["--more", f"{self._sizes}@{self.iters}@{out}"]
 
     @property
@@ -102,7 +102,7 @@ class Cell:
 
 
 def round_seconds(cell: Cell) -> float:
-    """Seconds in which all codecs and peers are reckoned to have had their turn, at the largest size."""
+    """Estimate the seconds in which all codecs and peers have had a turn, at the largest size."""
     bits = _SPEEDS.get(cell.link) or Rate.parse(cell.link).bits_per_second or 0
     sharing = max(1, cell.ranks // 4) if cell.link == SHARED else cell.ppn
     plain = volume(cell.benchmark, cell.ranks) * max(cell.sizes) * 8 * sharing / bits
@@ -112,7 +112,7 @@ def round_seconds(cell: Cell) -> float:
 
 
 def fitted(cell: Cell) -> Cell:
-    """The same with as many iterations as fit ``CELL_SECONDS``, 0 if too few do."""
+    """Return the cell with as many iterations as fit ``CELL_SECONDS``, 0 if too few do."""
     for rounds in _ROUNDS:
         if rounds * round_seconds(cell) <= CELL_SECONDS:
             return replace(cell, iters=_SMALL_ITERS if cell.sizes == SMALL else rounds - _WARMUP)
@@ -120,7 +120,7 @@ def fitted(cell: Cell) -> Cell:
 
 
 def every() -> Iterator[Cell]:
-    """The matrix; cells with no iterations are left out of it. Those of one link and layout follow each other."""
+    """Yield all cells, those of one link and layout in a row; ``iters`` is 0 where no iterations fit the time."""
     collectives = ("allreduce", "reduce_scatter", "allgather", "alltoall", "bcast", "sendrecv")
     for link in LINKS:
         for hosts, ppn in LAYOUTS:
@@ -133,7 +133,7 @@ def every() -> Iterator[Cell]:
 
 
 def is_quick(cell: Cell) -> bool:
-    """Whether a cell is of the few that show the most."""
+    """Tell whether a cell is one of the few that show the most."""
     mib64 = (64 << 20,)
     if cell.benchmark == "allreduce" and cell.ranks == 4:
         return cell.sizes in (SMALL, (16 << 20,) if cell.link == "200mbit" else mib64)

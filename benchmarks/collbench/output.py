@@ -1,4 +1,4 @@
-"""Rows as a table and as JSON."""
+"""Rows of results, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ HEADER = "\n".join(
 
 @dataclass(frozen=True)
 class PeerRow:
-    """A peer at one size. Bytes and seconds; bandwidths in GB/s of uncompressed bytes.
+    """Figures of a peer at one size, in bytes and seconds; bandwidths in GB/s of uncompressed bytes.
 
     Attributes:
-        link_bytes: that crossed the busiest host's link in its busier direction, by the kernel's count; 0 if unknown.
+        link_bytes: bytes on the busiest host's link in its busier direction, by the kernel's count; 0 if unknown.
         cores: processor time of all ranks over the time. A peer may count as busy while it only waits.
-        wire_fraction: the least time in which the link carries them, over the time; None without a shaped link.
+        wire_fraction: the least time in which the link carries those bytes, over the time; None without a shaped link.
     """
 
     size: int
@@ -46,7 +46,7 @@ class PeerRow:
     wire_fraction: float | None
 
     def line(self) -> str:
-        """The row as text."""
+        """Return the row as text."""
         return (
             f"{self.size:>12} {self.peer:>26} {self.seconds * 1e3:>10.3f} {self.algbw:>8.3f} {self.busbw:>8.3f} "
             f"{'':>11} {self.link_bytes or '-':>11} {'':>6} {fraction(self.wire_fraction):>8} "
@@ -56,13 +56,13 @@ class PeerRow:
 
 @dataclass(frozen=True)
 class Row:
-    """A codec at one size; fields of the same name as a peer's mean the same.
+    """Figures of a codec at one size; fields with the name of a peer's mean the same.
 
     Attributes:
-        wire_bytes: that the busiest rank sent, by ``comm.stats()``; to ranks of its own host, too.
-        ratio: what the usual algorithm would have sent uncompressed, over what was sent, by all ranks.
-        relative_error: L2, of the worst rank, against the result in float64.
-        identical: all ranks hold the same bits; None where their results differ by nature.
+        wire_bytes: bytes that the busiest rank sent, by ``comm.stats()``, to ranks of its own host, too.
+        ratio: bytes that the usual algorithm would have sent uncompressed, over the bytes sent, by all ranks.
+        relative_error: L2 error of the worst rank, against the result in float64.
+        identical: whether all ranks hold the same bits; None where their results differ by nature.
         speedup: the best peer's seconds over ours.
     """
 
@@ -83,7 +83,7 @@ class Row:
     identical: bool | None
 
     def line(self) -> str:
-        """The row as text."""
+        """Return the row as text."""
         same = "-" if self.identical is None else "yes" if self.identical else "NO"
         best = f"{self.best_peer} {self.best_peer_seconds * 1e3:.3f}"
         return (
@@ -95,12 +95,12 @@ class Row:
 
 
 def fraction(value: float | None) -> str:
-    """A share as text."""
+    """Return a share as text."""
     return "-" if value is None else f"{value:.2f}"
 
 
 def layout() -> tuple[int, int, int]:
-    """Ranks, hosts, and the most ranks of a host: the lab's, or else by who shares memory."""
+    """Return the numbers of ranks, hosts, and ranks of the fullest host: the lab's, or by which ranks share memory."""
     world = MPI.COMM_WORLD
     if "HYBRIDCOMP_LAB_HOSTS" in os.environ:
         return world.size, int(os.environ["HYBRIDCOMP_LAB_HOSTS"]), int(os.environ["HYBRIDCOMP_LAB_PPN"])
@@ -111,7 +111,7 @@ def layout() -> tuple[int, int, int]:
 
 
 def record(operation: str, args: argparse.Namespace, rows: list[Any], theirs: list[Any]) -> dict[str, Any]:
-    """What the JSON file holds. To be called on all ranks."""
+    """Return the content of the JSON file; collective."""
     ranks, hosts, ppn = layout()
     return {
         "operation": operation,

@@ -1,4 +1,4 @@
-"""Who the collectives are compared with: the MPI's own, and torch's gloo, on the same ranks and the same data."""
+"""Peers of the collectives: MPI's own and those of torch's gloo, on the same ranks and the same data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Run = Callable[[], Any]
 
 
 def missing(peer: str, dtype: str) -> str | None:
-    """Why a peer cannot be used here, for elements of this type; None if it can."""
+    """Return why a peer cannot be used here, for elements of this type; None if it can."""
     if peer == "mpi" and dtype == "bfloat16":
         return "MPICH sums no bfloat16 (--peer gloo does)"
     if peer == "gloo" and importlib.util.find_spec("torch") is None:
@@ -21,7 +21,7 @@ def missing(peer: str, dtype: str) -> str | None:
 
 
 def gloo(timeout: float) -> Any:
-    """``torch.distributed`` with a gloo group of all MPI ranks, which met over MPI."""
+    """Return ``torch.distributed`` with a gloo group of all MPI ranks, which meet over MPI."""
     import torch.distributed as dist  # noqa: PLC0415
 
     import hybridcomp.torch  # noqa: F401, PLC0415  (the rendezvous)

@@ -15,7 +15,7 @@ from hybridcomp.style import SERIES
 
 from .figures import size_text
 
-_MARKERS = "osv^DPX*"  # they say again what colours say
+_MARKERS = "osv^DPX*"  # lines differ by marker as well as by colour
 Line = list[tuple[float, float]]
 
 
@@ -23,8 +23,8 @@ def busbw(record: dict[str, Any], path: Path) -> None:
     """Draw busbw over size: a line for each codec and peer, dashed where the link limits what is compressed.
 
     Args:
-        record: of one benchmark.
-        path: the PNG file.
+        record: record of one benchmark.
+        path: PNG file to write.
     """
     figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
@@ -49,7 +49,7 @@ def busbw(record: dict[str, Any], path: Path) -> None:
 
 
 def speedups(records: Iterable[dict[str, Any]], path: Path) -> None:
-    """Draw how many times as fast as the best peer each codec was, over size: one panel a link, one operation."""
+    """Draw each codec's speed over that of the best peer, over size: a panel for each link, one operation."""
     panels: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         panels.setdefault(link_text(record), []).append(record)
@@ -66,7 +66,7 @@ def speedups(records: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def link_text(record: dict[str, Any]) -> str:
-    """The link of a record, in words."""
+    """Return the link of a record, in words."""
     if record["hosts"] == 1:
         return "shared memory"
     if record["link"] == "this network":

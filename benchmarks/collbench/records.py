@@ -10,10 +10,10 @@ Record = dict[str, Any]
 
 
 class Records:
-    """The result files of a folder: ``allreduce.json`` holds those of ``allreduce_1gbit_4x1_64M`` and its like.
+    """The result files of a folder: ``allreduce.json`` holds the records of ``allreduce_1gbit_4x1_64M`` and its like.
 
     Args:
-        folder: is made if it is not there.
+        folder: folder of the files; made if it is not there.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report of the matrix: what was wanted, what was measured, all figures, pictures."""
+"""The report of the matrix: wanted and measured figures, all tables, pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _of(key: str) -> Figure:
 
 
 def _over_mpi(record: Record, row: dict[str, Any]) -> float | None:
-    """Times as fast as MPI's own."""
+    """Return how many times as fast as MPI's own operation a row is; None if MPI was not measured."""
     theirs = [
         peer["seconds"] for peer in record["peers"] if (peer["peer"], peer["size"]) == ("mpi", row["size"])
     ]
@@ -33,14 +33,14 @@ def _over_mpi(record: Record, row: dict[str, Any]) -> float | None:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A figure that a release has to reach, of float32.
+    """A figure, measured in float32, that a release has to reach.
 
     Attributes:
-        says: what it is.
+        says: description in words.
         operation, link, hosts, ppn, codec: where it is measured.
-        figure: of the record and the codec's row.
-        wanted: the least; the most, where ``most`` is set.
-        size: in bytes.
+        figure: function from the record and the codec's row to the figure.
+        wanted: least value; the largest, where ``most`` is set.
+        size: size in bytes.
     """
 
     says: str
@@ -55,7 +55,7 @@ class Requirement:
     size: int = _MIB64
 
     def measured(self, records: list[Record]) -> float | None:
-        """The figure; None if it was not measured."""
+        """Return the figure; None if it was not measured."""
         place = (self.operation, self.link, self.hosts, self.ppn)
         for record in records:
             if (
@@ -183,7 +183,7 @@ def _wanted(records: list[Record]) -> list[str]:
 
 
 def _table(group: list[Record], link: str) -> list[str]:
-    """One operation on one link: a line for each layout and size, a column for each codec."""
+    """Return the table of one operation on one link: a line for each layout and size, a column for each codec."""
     if not group:
         return []
     codecs = list(dict.fromkeys(row["codec"] for record in group for row in record["rows"]))

@@ -13,11 +13,11 @@ Step = Callable[[Queue], None]
 
 
 class Clock(abc.ABC):
-    """Seconds on one device.
+    """A clock for work on one device.
 
     Attributes:
-        runtime: the device.
-        queue: where everything is launched.
+        runtime: runtime of the device.
+        queue: queue on which everything is launched.
     """
 
     def __init__(self, runtime: Runtime, stream: int) -> None:
@@ -26,13 +26,13 @@ class Clock(abc.ABC):
 
     @abc.abstractmethod
     def measure(self, steps: Sequence[Step], other: Sequence[Step], repetitions: int) -> tuple[float, float]:
-        """Median seconds of one of ``steps`` and of one of ``other``, taken in turn.
+        """Return the median seconds of one of ``steps`` and of one of ``other``, taken in turn.
 
-        All of a sequence runs in a row: copies of the same work on other buffers, together larger than the cache.
+        The steps of a sequence run in a row: the same work on different buffers, together larger than the cache.
         """
 
     def calls(self, step: Step, count: int) -> float:
-        """Seconds of one call as a program makes it, one after another, Python's part included."""
+        """Return the seconds of one call, with calls made one after another, Python's part included."""
         step(self.queue)
         self.runtime.synchronize(self.queue.stream)
         began = time.perf_counter()
@@ -43,7 +43,7 @@ class Clock(abc.ABC):
 
 
 class HostClock(Clock):
-    """The emulation's: only to try the benchmark; its figures mean nothing."""
+    """A clock of the emulated device, only to try the benchmark: its figures mean nothing."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime, 0)
@@ -61,7 +61,7 @@ class HostClock(Clock):
 
 
 class CudaClock(Clock):
-    """CUDA's events around a graph; around the calls themselves where they wait for the device."""
+    """A clock by CUDA's events around a graph, or around the calls themselves where they wait for the device."""
 
     def __init__(self, runtime: Runtime) -> None:
         import cupy  # noqa: PLC0415  (only here)
@@ -79,7 +79,7 @@ class CudaClock(Clock):
         )
 
     def _captured(self, steps: Sequence[Step]) -> Callable[[], None]:
-        """What runs all steps: a graph if they can be captured."""
+        """Return a function that runs all steps: as a graph if they can be captured."""
 
         def plainly() -> None:
             with self._stream:  # torch's and nvCOMP's kernels too
@@ -111,12 +111,12 @@ class CudaClock(Clock):
 
 
 def copies(nbytes: int, at_least: int) -> int:
-    """How many buffers of ``nbytes`` no cache holds."""
+    """Return how many buffers of ``nbytes`` together have ``at_least`` bytes."""
     return max(1, -(-at_least // nbytes))
 
 
 def copying(pairs: Sequence[tuple[DeviceArray, DeviceArray]]) -> list[Step]:
-    """Steps that copy each second array to its first."""
+    """Return steps that copy the second array of each pair to the first."""
 
     def one(to: DeviceArray, source: DeviceArray) -> Step:
         return lambda queue: queue.copy(to, source)

@@ -26,9 +26,9 @@ SIZES = {"64 MiB": 1 << 24, LARGEST: 1 << 28}
 QUICK_SIZES = {"64 KiB": 1 << 14}
 CACHE_BYTES = 512 << 20  # several times the largest cache
 OPERATIONS = ("encode", "decode", "decode_add")
-# Their bytes on a device may be others than the CPU's: products of matrices, another zstd.
+# Codecs whose bytes on a device may differ from the CPU's: products of matrices, another zstd.
 OWN_BYTES = ("powersgd", "lossless")
-# At least such parts of the time that a copy of as many bytes would take, and times torch's speed.
+# Least speeds asked for, as parts of a copy's of as many bytes; TIMES_TORCH is the least ratio to torch's speed.
 ASKED = {
     **{
         (spec, op): 0.8
@@ -39,8 +39,8 @@ ASKED = {
     ("topk:ratio=0.01", "encode"): 0.25,
 }
 TIMES_TORCH = 5.0
-# Those measured at the larger size, too: what something is asked of, and a plain one of each other kind. To check one
-# there on the host takes five seconds.
+# Codecs measured at the larger size, too: those for which a speed is asked, and a plain one of each other kind. A check
+# at that size takes five seconds on the host.
 LARGE = {*(spec for spec, _ in ASKED), "none", "bf16", "mpc", "exponent", "bounded:abs=1e-3", "zfp:rate=8"}
 
 Row = dict[str, Any]
@@ -51,9 +51,9 @@ def compare(args: argparse.Namespace, say: Say, keep: Callable[[Row], None]) -> 
     """Measure all codecs at all sizes, torch and nvCOMP beside them.
 
     Args:
-        args: of the program.
-        say: prints a line.
-        keep: is given what was found, after each size: a machine may be taken back before the last.
+        args: arguments of the program.
+        say: function that prints a line.
+        keep: function that is given all results so far after each size: the machine may be taken back before the last.
     """
     runtime, clock = _device(args.device)
     sizes = QUICK_SIZES if args.quick else SIZES
@@ -121,7 +121,7 @@ def _upload(queue: Queue, values: np.ndarray[Any, Any]) -> DeviceArray:
 
 
 def _copies(queue: Queue, source: DeviceArray, quick: bool) -> list[DeviceArray]:
-    """``source`` and so many copies of it that none is in the cache when its turn comes again."""
+    """Return ``source`` and so many copies of it that none is in the cache when its turn comes again."""
     made = [source]
     for _ in range(copies(source.nbytes, 1 if quick else CACHE_BYTES) - 1):
         made.append(queue.array(source.size, source.dtype))
@@ -130,7 +130,7 @@ def _copies(queue: Queue, source: DeviceArray, quick: bool) -> list[DeviceArray]
 
 
 def _copy_rate(clock: Clock, source: DeviceArray, quick: bool) -> float:
-    """Bytes a second, counting those read and those written."""
+    """Return the bytes a second of a copy, counting those read and those written."""
     sources = _copies(clock.queue, source, quick)
     steps = copying([(clock.queue.array(s.size, s.dtype), s) for s in sources])
     return 2 * source.nbytes / clock.measure(steps, steps, 3 if quick else 20)[0]
@@ -218,11 +218,11 @@ def _check(
     on_device: DeviceArray,
     queue: Queue,
 ) -> np.ndarray[Any, Any]:
-    """Compare a message of the device's, and what the device reads of it, with the CPU's; return the values."""
+    """Compare the device's message, and the values that it decodes from it, with the CPU's; return the values."""
     expected = codec.encode(values)
     if codec.name not in OWN_BYTES and not np.array_equal(message, expected):
         raise CheckFailed(f"{codec.spec}: the device's message is not the CPU's")
-    want = hc.decode(message)  # by the CPU: it reads what the device wrote
+    want = hc.decode(message)  # by the CPU, which reads the device's message
     if codec.lossless and not np.array_equal(want.view(np.uint32), values.view(np.uint32)):
         raise CheckFailed(f"{codec.spec}: the CPU does not read back what the device wrote")
     target = queue.array(values.size, np.float32)
@@ -246,7 +246,7 @@ def _check(
 
 
 def _peers(size: str, n: int, values: np.ndarray[Any, Any], say: Say) -> list[Row]:
-    """torch's and nvCOMP's speeds, timed by torch's events."""
+    """Measure torch's and nvCOMP's speeds by torch's events."""
     import statistics  # noqa: PLC0415  (only on a GPU)
 
     import torch  # noqa: PLC0415
@@ -288,7 +288,7 @@ def _peers(size: str, n: int, values: np.ndarray[Any, Any], say: Say) -> list[Ro
 
 
 def judge(rows: list[Row], peers: list[Row]) -> list[Row]:
-    """What was asked of the rows measured, and whether it is met."""
+    """Return the speeds that were asked for of the measured rows, and whether each is met."""
     judged = []
     for row in rows:
         for (name, operation), part in ASKED.items():
@@ -331,7 +331,7 @@ HEADER = f"{'codec':32} {'bits':>7}  " + "".join(
 
 
 def line(row: Row) -> str:
-    """A row of the table."""
+    """Return a row of the table as text."""
     if "failed" in row:
         return f"{row['name']:32} FAILED: {row['failed']}"
     cells = "".join(

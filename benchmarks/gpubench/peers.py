@@ -1,4 +1,4 @@
-"""What one would write without us: torch's own operations on the GPU, and nvCOMP."""
+"""Peers of the device codecs: torch's own operations on the GPU, and nvCOMP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Decode = Callable[[Any], Any]
 
 
 def torch_peers() -> dict[str, tuple[str, Encode, Decode]]:
-    """By name: the codec of ours with the same result, encode and decode. Of a float32 CUDA tensor."""
+    """Return by name our codec with the same result, and the peer's encode and decode of a float32 CUDA tensor."""
     import torch  # noqa: PLC0415  (only on a GPU)
 
     def blocks(x: Any, limit: int) -> tuple[Any, Any]:
@@ -72,7 +72,7 @@ def torch_peers() -> dict[str, tuple[str, Encode, Decode]]:
 
 
 def nvcomp_peers() -> dict[str, tuple[str, Encode, Decode]]:
-    """Return nvCOMP's lossless codecs of the same bytes; none if it is not installed, or not whole."""
+    """Return nvCOMP's lossless codecs of the same bytes; none if nvCOMP is not installed, or incomplete."""
     try:
         from nvidia import nvcomp  # noqa: PLC0415  (only on a GPU)
     except ImportError as error:
@@ -80,7 +80,7 @@ def nvcomp_peers() -> dict[str, tuple[str, Encode, Decode]]:
         return {}
 
     def peer(algorithm: str) -> tuple[Encode, Decode]:
-        @functools.cache  # made when first used, where an error is the peer's own
+        @functools.cache  # made when first used, so that an error counts as the peer's own
         def codec() -> Any:
             return nvcomp.Codec(algorithm=algorithm, cuda_stream=torch.cuda.current_stream().cuda_stream or 1)
 

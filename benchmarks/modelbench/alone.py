@@ -1,4 +1,4 @@
-"""Measure what a fit begins with: shared memory, memory and codecs by themselves; rank 0 writes the profile."""
+"""Measure shared memory, memory and codecs by themselves, with which a fit begins; rank 0 writes the profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure cells of (operation, algorithm, codec, bytes) on the ranks that it runs on; rank 0 writes their times.
+"""Measure cells of (operation, algorithm, codec, bytes) on the job's ranks; rank 0 writes their times.
 
 python -m modelbench.cells CELLS.json OUT.json [--seconds 0.3]
 
@@ -54,7 +54,7 @@ def measure(comm: hc.Communicator, cell: dict[str, Any], seconds: float) -> dict
 
 
 def check(cell: dict[str, Any], result: np.ndarray) -> None:
-    """End the run where ranks hold other bits of what all of them get."""
+    """End the run if ranks hold different bits of a result that all of them get."""
     if cell["op"] in ("all_reduce", "all_gather", "broadcast"):
         sums = MPI.COMM_WORLD.allgather(zlib.crc32(result.tobytes()))
         if len(set(sums)) > 1:

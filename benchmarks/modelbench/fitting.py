@@ -14,7 +14,7 @@ from hybridcomp.perfmodel import Profile, Setting, fitting
 from hybridcomp.perfmodel.fitting import Timing
 
 Cell = dict[str, Any]
-_UNSHAPED = 2e9  # bytes per second: what the kernel copies
+_UNSHAPED = 2e9  # bytes per second that the kernel copies
 
 
 def of_link(base: Profile, link: str) -> Profile:
@@ -31,7 +31,7 @@ def of_link(base: Profile, link: str) -> Profile:
 
 
 def timing(cell: Cell) -> Timing:
-    """Return a cell's time; a send is between two hosts, whatever the other ranks do."""
+    """Return a cell's setting and time; a send counts as between two hosts of one rank each."""
     hosts, ppn = (2, 1) if cell["op"] == "send" else (cell["hosts"], cell["ppn"])
     codec = get_codec(cell["codec"])
     where = Setting(cell["op"], cell["nbytes"], 4, codec, hosts * ppn, hosts, ppn, compiled=True)

@@ -1,4 +1,4 @@
-"""Draw the cells that the model of collectives is fitted to, and others that it is judged by."""
+"""Draw the cells to which the model of collectives is fitted, and others by which it is judged."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _ALGORITHMS = {
     "send": ("direct",),
 }
 _SIZES = tuple(1 << power for power in range(12, 25))  # 4 KiB to 16 MiB
-_MOST_WIRE = 24 << 20  # bytes of a cell on its busiest link at 1 Gb/s
-_EACH = 26  # cells of a link and a place
+_MOST_WIRE = 24 << 20  # most bytes that a cell may send over its busiest link at 1 Gb/s
+_EACH = 26  # cells for each link and place
 
 
 def cells(link: str, hosts: int, ppn: int, *, unseen: bool) -> list[dict[str, Any]]:
@@ -34,7 +34,7 @@ def cells(link: str, hosts: int, ppn: int, *, unseen: bool) -> list[dict[str, An
         # Other operations on plain values are MPI's own.
         codecs = _CODECS if op in ("all_reduce", "send") else _CODECS[1:]
         codec, nbytes = draw.choice(codecs), draw.choice(_SIZES)
-        # The sizes of one draw are powers of two, those of the other lie between.
+        # Sizes of the cells to fit are powers of two, those of the unseen cells lie between.
         nbytes = nbytes * 3 // 4 if unseen else nbytes
         if nbytes * ppn * (1.0 if codec == _PLAIN else 0.5) * 2 > limit:
             continue

@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def table(records: dict[str, Row]) -> str:
-    """Return how many cells miss the goal, and all of them."""
+    """Return the number of cells that miss the goal, and the table of all cells."""
     cells = [(LINKS[link], cell) for link, record in records.items() for cell in record["cells"]]
     missed = [sum(cell[of] < GOAL for _, cell in cells) for of in ("of_best", "of_none")]
     lines = [
@@ -82,7 +82,7 @@ def change(record: Row) -> str:
 
 
 def draw(record: Row) -> Figure:
-    """Draw each job's steps, with the change and what auto made of it."""
+    """Draw each job's steps, with the change and auto's answer to it."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""Write what an hour of planted faults has found into docs/failures.md from the result file.
+"""Write the findings of an hour of planted faults into docs/failures.md, from the result file.
 
 python benchmarks/pages/chaos_doc.py            # rewrite the page between its CHAOS markers
 python benchmarks/pages/chaos_doc.py --check    # exit 1 if the page and the file differ
@@ -13,7 +13,7 @@ from typing import Any
 from page import RESULTS, ROOT, rewrite
 
 PAGE = ROOT / "docs" / "failures.md"
-#: Groups of the faults that scenarios count, by how their names begin; what is in none is not a fault.
+#: Groups of the faults that scenarios count, by how their names begin; a count in no group is not of a fault.
 GROUPS = {
     "signals and deaths": ("SIG",),
     "messages": ("message ",),

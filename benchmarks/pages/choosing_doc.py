@@ -1,4 +1,4 @@
-"""Write the table of docs/choosing.md from the result files: what each choice gained, by link.
+"""Write the table of docs/choosing.md from the result files: the gain of each choice, by link.
 
 python benchmarks/pages/choosing_doc.py            # rewrite it between its CHOICES markers
 python benchmarks/pages/choosing_doc.py --check    # exit 1 if the page and the files differ
@@ -60,7 +60,7 @@ def rows() -> Iterator[str]:
 
 
 def largest(pattern: str, codec: str, links: tuple[str, ...] = LINKS) -> dict[str, Row]:
-    """The row of a codec at the largest size, by link."""
+    """Return a codec's row at the largest size, by link."""
     found = {}
     for link in links:
         record = json.loads((RESULTS / pattern.format(link)).read_text())
@@ -75,7 +75,7 @@ def one(file: str, which: Callable[[Row], bool]) -> Row:
 
 
 def steps(name: str) -> dict[str, Row]:
-    """A step of DDP by link; its speed beside that of a step on gloo alone."""
+    """Return a step of DDP by link, with its speed over that of a step on gloo alone."""
     found = {}
     for link in LINKS:
         ours, gloo = (
@@ -99,7 +99,7 @@ def line(what: str, take: str, found: dict[str, Row], cost: Callable[[Row], str]
 
 
 def policy() -> str:
-    """The policy ``hybrid`` beside gloo: the medians of the rounds' ratios."""
+    """Return the line of the policy ``hybrid`` beside gloo: medians of the rounds' ratios."""
     speeds = json.loads((RESULTS / "policies-speed" / "results.json").read_text())["speed"]
     loss = json.loads((RESULTS / "policies" / "results.json").read_text())["loss"]
     gains = {}

@@ -11,7 +11,7 @@ from typing import Any
 from page import RESULTS, ROOT, codec_records, rewrite
 
 PAGE = ROOT / "docs" / "codecs.md"
-BUSY = 0.5  # cores that other programs used before a run, from which on speeds are not worth keeping
+BUSY = 0.5  # cores that other programs used before a run; from there on speeds are not worth keeping
 OPERATIONS = ("encode", "decode", "decode_add")
 
 Row = dict[str, Any]
@@ -26,13 +26,13 @@ def why_not(row: Row) -> str | None:
 
 
 def kernels(record: Row, isa: str) -> str:
-    """Name the kernels that were timed; forced ones with the best that the machine has."""
+    """Name the kernels that were timed; for forced ones also the best instruction set of the machine."""
     own: str = record["machine"]["kernels"]
     return isa if isa == own else f"{isa}, of {own}"
 
 
 def speed_table(records: list[Row], *, ours: bool) -> list[str]:
-    """Bits and speeds, GB/s and in brackets the ratio to memcpy; a row for each instruction set of each machine."""
+    """Return bits, speeds in GB/s and ratios to memcpy in brackets: a row for each instruction set of each machine."""
     lines = [
         "| | kernels | bits per value | encode | decode | decode_add | NaN and infinity |",
         "|---|---|---:|---:|---:|---:|---|",
@@ -50,7 +50,7 @@ def speed_table(records: list[Row], *, ours: bool) -> list[str]:
             bits = f"{row['sets']['Gaussian']['bits']:.2f}"
             for isa, speeds in row.get("by_isa", {own: row}).items():
                 if isa == "portable" != own:
-                    continue  # for processors that are not made any more
+                    continue  # portable kernels are for processors that are not made any more
                 cells = " | ".join(
                     f"{speeds[op]['gb_s']:.2f} ({speeds[op]['ratio']:.2f})" for op in OPERATIONS
                 )
@@ -59,7 +59,7 @@ def speed_table(records: list[Row], *, ours: bool) -> list[str]:
 
 
 def error_table(record: Row) -> list[str]:
-    """Relative L2 error and largest error by data set, bits where they depend on the data."""
+    """Return relative L2 error and largest error by data set, with bits where they depend on the data."""
     sets = list(record["sets"])
     lines = ["| | " + " | ".join(sets) + " |", "|---|" + "---:|" * len(sets)]
     for row in record["rows"]:
@@ -95,7 +95,7 @@ def asked_table(records: list[Row]) -> list[str]:
 
 
 def size_table(record: Row) -> list[str]:
-    """Ratio to memcpy of as many float32: encode / decode_add."""
+    """Return the ratios encode / decode_add to memcpy of as many float32."""
     cases = list(dict.fromkeys((row["size"], row["dtype"]) for row in record["rows"]))
     lines = [
         "| | " + " | ".join(f"{size}, {dtype}" for size, dtype in cases) + " |",
@@ -121,8 +121,8 @@ def size_table(record: Row) -> list[str]:
 
 
 def below_asked(asked: list[Row], sizes: Row) -> list[str]:
-    """Where a speed that was asked for, of memcpy, is under three quarters of it at another size or dtype."""
-    best = asked[0].get("isa") if asked else None  # with which the sizes are measured
+    """Return where a speed is under three quarters of the ratio to memcpy that was asked for, by size and dtype."""
+    best = asked[0].get("isa") if asked else None  # the instruction set with which the sizes are measured
     least = {
         (row["spec"], row["operation"]): row["times"]
         for row in asked
@@ -157,7 +157,7 @@ def run_of(record: Row) -> str:
 
 
 def made() -> str:
-    """Everything between the markers."""
+    """Return everything between the markers."""
     records, sizes = codec_records(RESULTS), codec_records(RESULTS, "_sizes")
     first = records[0]
     judged = [row for record in records for row in record["asked"] if row["met"] is not None]

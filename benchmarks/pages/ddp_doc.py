@@ -20,7 +20,7 @@ _COLOURS = {"local": SERIES[7], "peer": SERIES[1], "ours": SERIES[0]}
 
 
 def records() -> dict[str, dict[str, Any]]:
-    """What was measured, by link."""
+    """Read the result files, by link."""
     return {
         title: json.loads(path.read_text())
         for link, title in LINKS.items()
@@ -29,7 +29,7 @@ def records() -> dict[str, dict[str, Any]]:
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """A row for each way to take a step."""
+    """Return the table, with a row for each way to take a step."""
     lines = [
         "| link | step | time (ms) | over local | best peer's time over this | bytes per host | of the wire's limit "
         "| cores busy | relative L2 error |",
@@ -53,7 +53,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def draw(found: dict[str, dict[str, Any]], path: Path) -> None:
-    """Bars of times over the local computation, by link."""
+    """Draw bars of times over the local computation, by link."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Write what the programs of examples/ gained in the lab, in docs/torch.md, from the result file.
+"""Write the gains of the programs of examples/ in the lab into docs/torch.md, from the result file.
 
 python benchmarks/pages/examples_doc.py            # rewrite the page between its EXAMPLES markers
 python benchmarks/pages/examples_doc.py --check    # exit 1 if the page and the file differ

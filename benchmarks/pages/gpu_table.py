@@ -1,4 +1,4 @@
-"""Write the tables of what `make gpu` measured.
+"""Write the tables of the results of `make gpu`.
 
 python benchmarks/pages/gpu_table.py runs/bench/gpu/nvidia-h200    # gpu.md there
 python benchmarks/pages/gpu_table.py benchmarks/results            # of every GPU, and the largest size in docs/cuda.md
@@ -23,7 +23,7 @@ def cell(row: Row, operation: str) -> str:
 
 
 def table(record: Row, size: str) -> list[str]:
-    """Codecs of one size, then what else there is."""
+    """Return the table of one size: codecs, then peers."""
     text = [
         f"{size} of float32, GB/s of input; in brackets the time that a copy of the bytes moved would take over the "
         f"time taken. A copy on the device moves {record['copy_gb_s'][size]:.0f} GB/s, reading and writing.",
@@ -52,7 +52,7 @@ def table(record: Row, size: str) -> list[str]:
 
 
 def page(record: Row, ranks: Row | None) -> str:
-    """The whole page."""
+    """Return the whole page."""
     about = dict(record["device"])
     name, count = about.pop("name"), about.pop("multiprocessors")
     versions = ", ".join(f"{package} {version}" for package, version in about.items())

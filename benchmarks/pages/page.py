@@ -1,4 +1,4 @@
-"""Rewrite a part of a page between two markers, or check that it is what the result files say."""
+"""Rewrite a part of a page between two markers, or check that it agrees with the result files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ISAS = ("avx512", "avx2", "portable")  # the best first
 
 
 def codec_records(folder: Path, end: str = "") -> list[dict[str, Any]]:
-    """Read what benchmarks/codecs.py measured, a file for each kind of processor, the best instruction set first.
+    """Read the results of benchmarks/codecs.py, a file for each kind of processor, the best instruction set first.
 
     Args:
-        folder: which holds ``codecs/<instruction set><end>.json``.
-        end: of the names: ``_sizes``, say.
+        folder: folder that holds ``codecs/<instruction set><end>.json``.
+        end: end of the names: ``_sizes``, say.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -33,11 +33,11 @@ def codec_records(folder: Path, end: str = "") -> list[dict[str, Any]]:
 
 
 def rewrite(path: Path, script: str, **parts: str) -> None:
-    """Write what stands between a page's markers; with ``--check`` end the program, by 1 if it is not there.
+    """Write the parts between a page's markers; with ``--check`` end the program, with 1 if the page has others.
 
     Args:
-        path: of the page.
-        script: that writes it, as the first marker of each part says.
+        path: path of the page.
+        script: script that writes it, as the first marker of each part says.
         parts: Markdown by the name of its markers: ``RESULTS``, say.
     """
     text = path.read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def rewrite(path: Path, script: str, **parts: str) -> None:
 
 
 def put(path: Path, made: str) -> None:
-    """Write a page; with ``--check`` end the program, by 1 if it reads otherwise."""
+    """Write a page; with ``--check`` end the program, with 1 if the page reads otherwise."""
     if "--check" in sys.argv[1:]:
         sys.exit(made != path.read_text(encoding="utf-8"))
     path.write_text(made, encoding="utf-8")

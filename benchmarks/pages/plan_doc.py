@@ -42,7 +42,7 @@ def made(record: Row) -> str:
 
 
 def chosen(cases: list[Row]) -> str:
-    """Return a table of what was chosen for each job, and what was fastest."""
+    """Return a table of the chosen and the fastest layout of each job."""
     good = sum(case["of_fastest"] <= ENOUGH for case in cases)
     lines = [
         f"The choice is within {ENOUGH - 1:.0%} of the fastest in {good} of {len(cases)} jobs.",

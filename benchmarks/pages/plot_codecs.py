@@ -25,7 +25,7 @@ from hybridcomp.style import PICTURE, SERIES
 
 SHOWN = ("Gaussian", "gradients")  # data sets in the picture of errors
 
-# Markers say again what colours say.
+# Families differ by marker as well as by colour.
 STYLES = {
     "exact": ("#000000", "*"),
     "cast": (SERIES[4], "P"),
@@ -39,8 +39,8 @@ STYLES = {
 }
 EXACT_AT = 1e-5  # where an error of zero is drawn
 BITS = (0.03, 0.1, 0.3, 1, 2, 4, 8, 16, 32)
-SMALL = 8.0  # of labels, in points
-COLOURS = 256  # of a picture: enough for its edges, and a third of the bytes
+SMALL = 8.0  # font size of labels, in points
+COLOURS = 256  # colours of a picture: enough for its edges, and a third of the bytes
 
 Row = dict[str, Any]
 Point = tuple[float, float]
@@ -85,19 +85,19 @@ def bits_axis(axes: Any) -> None:
 
 
 class Labels:
-    """Puts labels beside points, where they cover neither points nor each other.
+    """Labels beside points, placed so that they cover neither points nor each other.
 
     Each label takes the cheapest of some spots around its point; a few rounds, since it depends on the others.
 
     Args:
-        axes: with its scales and limits set.
+        axes: axes whose scales and limits are set.
         points: all points drawn, in data coordinates.
     """
 
     def __init__(self, axes: Any, points: Sequence[Point]) -> None:
         self._axes = axes
         self._frame: Box = tuple(axes.bbox.extents)
-        self._pixel = axes.figure.dpi / 72  # pixels of a point
+        self._pixel = axes.figure.dpi / 72  # pixels in a point of type
         self._markers = [self._around(axes.transData.transform(point)) for point in points]
         self._labels: list[tuple[Any, Any, float, float]] = []  # annotation, place, width, height
         self._chosen: list[tuple[Box, Any]] = []
@@ -144,7 +144,7 @@ class Labels:
                 self._axes.plot(xs, ys, color=note.get_color(), linewidth=0.5, alpha=0.6, zorder=1)
 
     def _spots(self) -> list[Point]:
-        """Offsets of a label from its point, in pixels, near ones first."""
+        """Return the offsets to try for a label from its point, in pixels, near ones first."""
         radii = (7, 12, 20, 30, 42, 56, 72, 90)
         angles = [step * math.pi / 12 for step in range(24)]
         return [
@@ -155,7 +155,7 @@ class Labels:
 
     @staticmethod
     def _box(place: Any, spot: Point, width: float, height: float) -> Box:
-        """Where a label is: right of its point, left of it, or across, as the offset is."""
+        """Return the box of a label: right of its point, left of it, or across, by its offset."""
         left = place[0] + spot[0] - (0 if spot[0] > 1 else width if spot[0] < -1 else width / 2)
         bottom = place[1] + spot[1] - height / 2
         return left, bottom, left + width, bottom + height
@@ -193,12 +193,12 @@ def plot(axes: Any, rows: list[Row], place: Callable[[Row], Point], peers: list[
 
 
 def darker(colour: str) -> tuple[float, ...]:
-    """A colour for text: the palette's are too light for thin strokes."""
+    """Return a colour for text, since the palette's are too light for thin strokes."""
     return tuple(0.7 * part for part in mpl.colors.to_rgb(colour))
 
 
 def short(name: str) -> str:
-    """A label: the parameter names that everybody guesses are left out."""
+    """Return the label of a codec, without the parameter names that everybody guesses."""
     for guessed in ("ratio=", "rounding=", "=true", "rate=", "rank="):
         name = name.replace(guessed, "")
     name = name.replace(",values=", " ")
@@ -223,7 +223,7 @@ def legend(figure: Figure, rows: list[Row], *, peers: bool) -> None:
 
 
 def draw_errors(record: dict[str, Any]) -> Figure:
-    """Relative L2 error on Gaussian data and on gradients."""
+    """Draw relative L2 error on Gaussian data and on gradients."""
     rows = measured(record, ours=True)
     names = [name for name in SHOWN if name in record["sets"]]
     figure, all_axes = canvas(7.0, len(names))
@@ -249,7 +249,7 @@ def draw_errors(record: dict[str, Any]) -> Figure:
 
 
 def draw_speeds(record: dict[str, Any]) -> Figure:
-    """Encoding and decode_add, ours and peers, with memcpy as a line."""
+    """Draw the speeds of encode and decode_add, ours and peers', with memcpy as a line."""
     rows, peers = measured(record, ours=True), measured(record, ours=False)
     figure, all_axes = canvas(8.6, 2)
     legend(figure, rows + peers, peers=bool(peers))

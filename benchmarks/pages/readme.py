@@ -20,7 +20,7 @@ PEERS = {"mpi": "MPICH", "gloo": "gloo"}
 
 
 def demo() -> str:
-    """The demonstration's table and what it says in words."""
+    """Return the demonstration's table and its sentences."""
     record = json.loads((RESULTS / "demo" / "results.json").read_text())
     lines = [
         "| policy | tokens/s | x none | validation loss | vs none | dp MB | pp MB | tp MB (inside a host) |",
@@ -46,7 +46,7 @@ def demo() -> str:
 
 
 def allreduce() -> str:
-    """All-reduce of the largest size measured, by link."""
+    """Return the table of all-reduces of the largest size measured, by link."""
     lines = [
         "| link | codec | time (ms) | best peer (ms) | times as fast | of the wire's limit | relative L2 error |",
         "|---|---|---|---|---|---|---|",
@@ -83,7 +83,7 @@ def allreduce() -> str:
 
 
 def exact() -> str:
-    """Say what the policy ``exact`` gains, and where it does not."""
+    """Return the text about the gains of the policy ``exact``, and where it loses."""
     gains = {}
     for dtype in ("bfloat16", "float32"):
         for link in ("1gbit", "none"):

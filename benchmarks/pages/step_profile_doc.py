@@ -13,7 +13,7 @@ from typing import Any
 
 from page import RESULTS, ROOT, rewrite
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the tables are those that the benchmark prints
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tables that the benchmark prints
 from stepprofile import tables
 
 
@@ -21,7 +21,7 @@ def written(result: dict[str, Any]) -> str:
     """Return the tables as Markdown.
 
     Raises:
-        ValueError: parts do not add up to the time that was measured.
+        ValueError: parts do not add up to the measured time.
     """
     for one in result["variants"]:
         of_thread = sum(times["wall"] for times in one["main_thread"].values())

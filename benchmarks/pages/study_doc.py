@@ -18,7 +18,7 @@ MARK = re.compile(r"(<!-- BEGIN (\S+) -->\n).*?(<!-- END \2 -->)", re.S)
 
 
 def report(name: str) -> str:
-    """What a study's report says, and its pictures."""
+    """Return the text of a study's report, after its pictures."""
     folder = RESULTS / name
     text = (folder / "report.md").read_text(encoding="utf-8")
     pictures = sorted(path.name for path in folder.glob("*.png"))
@@ -36,7 +36,7 @@ def losses(name: str) -> str:
 
 
 def pipelines(_: str) -> str:
-    """Steps of pipelines by micro-batches."""
+    """Return the table of pipelines' steps by micro-batches."""
     values = _load("schedules/pipelines.json")
     lines = [
         "| micro-batches | schedule | step (ms) | limit (ms) | step over 2BW's | that of the limits "
@@ -59,7 +59,7 @@ def _key(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def cyclic(_: str) -> str:
-    """Activations and link rates of cyclic data parallelism."""
+    """Return the table of activations and link rates of cyclic data parallelism."""
     lines = [
         "| N | schedule | activations alive | by the rule | of data parallelism's | (N + 1) / (2N) "
         "| busiest time-step of all links over the mean | by the rule | of one link | MB a step "
@@ -80,7 +80,7 @@ def cyclic(_: str) -> str:
 
 
 def techniques(name: str) -> str:
-    """Steps with each technique of Optimus-CC, and without it."""
+    """Return the table of steps with each technique of Optimus-CC, and without it."""
     values = _load(f"{name}.json")
     lines = [
         "| technique | variant | step (ms) | exposed (ms) | MB a step | last loss |",
@@ -96,7 +96,7 @@ def techniques(name: str) -> str:
 
 
 def dlrm(_: str) -> str:
-    """Speeds and AUC of a recommendation model by how its rows travel."""
+    """Return the table of a recommendation model's speeds and AUC by how its rows travel."""
     values = _load("dlrm.json")
     lines = [
         "| links | rows | samples/s | times gloo | ratio | AUC | to uncompressed | farthest |",
@@ -114,7 +114,7 @@ def dlrm(_: str) -> str:
 
 
 def time_to_loss(_: str) -> str:
-    """Seconds until a loss, with a rule that adapts and by static ratios."""
+    """Return the table of seconds until a loss, with a rule that adapts and by static ratios."""
     values = _load("adapt/time_to_loss.json")
     lines = [
         "| links | variant | to the loss, s | over the best static ratio's | all steps, s | last loss | MB sent |",
@@ -138,7 +138,7 @@ def time_to_loss(_: str) -> str:
 
 
 def fsdp_loss(_: str) -> str:
-    """Losses under FSDP2 by the form of error feedback."""
+    """Return the table of losses under FSDP2 by the form of error feedback."""
     values = _load("fsdp_loss.json")
     lines = [
         "| gradients under FSDP2 | loss | spread over the seeds | to gloo |",

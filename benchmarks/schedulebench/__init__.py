@@ -1,1 +1,1 @@
-"""Schedules of the trainer with passes that sleep: what a schedule does, where the cores are too few to show it."""
+"""Schedules of the trainer with passes that sleep, which show a schedule where cores are too few for real passes."""

@@ -1,7 +1,7 @@
 """The trainer's schedules, on a small model whose blocks sleep in each pass.
 
-Four stages that compute cannot overlap on two cores; four that sleep can. What is measured is the schedule's own
-waiting, beside the messages, which are real.
+Four stages that compute cannot overlap on two cores; four that sleep can. The schedule's own waiting is measured,
+beside the messages, which are real.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hybridcomp.train.start import Job, prepare
 from hybridcomp.train.topology import make_topology
 
 Told = Callable[[str, float, float], None]
-"""Is called with ``forward`` or ``backward`` and the seconds at which a block's pass began and ended."""
+"""Function of ``forward`` or ``backward`` and the seconds at which a block's pass began and ended."""
 
 
 class _Sleep(torch.autograd.Function):
@@ -42,18 +42,18 @@ def _sleep(direction: str, seconds: float, told: Told) -> None:
 
 
 def job_of(arguments: str) -> Job:
-    """A job of ``hybridcomp train`` that trains on this file, and neither clips nor evaluates."""
+    """Return a job of ``hybridcomp train`` that trains on this file, and neither clips nor evaluates."""
     common = f"--policy none --eval-batches 0 --clip 0 --timeout 60 --data {Path(__file__)} "
     return prepare((common + arguments).split())
 
 
 def sleeping_schedule(job: Job, seconds: tuple[float, float], told: Told = lambda *_: None) -> Schedule:
-    """The schedule that a job asks for; collective.
+    """Make the schedule that a job asks for; collective.
 
     Args:
-        job: see :func:`job_of`; its process group is up.
-        seconds: that a block sleeps in a forward and in a backward pass.
-        told: is told of each pass.
+        job: job of :func:`job_of`, whose process group is up.
+        seconds: seconds that a block sleeps in a forward and in a backward pass.
+        told: function that is told of each pass.
     """
     config = job.config
     run = Run.of(job, make_topology(config.dp, config.pp, config.tp))

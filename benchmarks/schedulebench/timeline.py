@@ -1,4 +1,4 @@
-"""What passes and links did over time, from what all ranks noted: they share one machine's clock."""
+"""Timeline of passes and links, merged from all ranks' notes: ranks share one machine's clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Times = npt.NDArray[np.float64]
 
 
 def gather(comm: MPI.Comm, rows: list[tuple[float, ...]], width: int) -> list[Times]:
-    """Every rank's rows of ``width`` numbers; collective."""
+    """Return every rank's rows of ``width`` numbers; collective."""
     mine = np.array(rows, np.float64).reshape(-1, width)
     counts = comm.allgather(mine.size)
     everyone = np.empty(sum(counts))
@@ -25,13 +25,13 @@ def gather(comm: MPI.Comm, rows: list[tuple[float, ...]], width: int) -> list[Ti
 
 
 class Sampler:
-    """Notes what this host's link has sent, some hundred times a second, in a thread of its own.
+    """A thread that notes the bytes that this host's link has sent, some hundred times a second.
 
     Args:
-        seconds: between two looks.
+        seconds: seconds between two looks.
 
     Attributes:
-        rows: of seconds and bytes.
+        rows: (seconds, bytes) of each look.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -61,17 +61,17 @@ class Sampler:
 
 
 def rates(samples: Times, start: float, end: float, window: float) -> Times:
-    """Bytes sent in each window of the time from ``start`` to ``end``."""
+    """Return the bytes sent in each window of the time from ``start`` to ``end``."""
     edges = np.arange(start, end, window)
     return np.diff(np.interp(edges, samples[:, 0], samples[:, 1]))
 
 
 def alive(spans: list[Times], start: float, end: float, grain: float, held: float) -> tuple[int, float]:
-    """How many spans are open at once, over all ranks.
+    """Return how many spans are open at once, over all ranks.
 
     Args:
-        spans: of each rank, rows of begin and end.
-        start, end: the time that counts.
+        spans: rows of begin and end for each rank.
+        start, end: begin and end of the time that counts.
         grain: seconds between two looks.
         held: a number counts as a peak if it lasts that long: passes of two ranks that should end and begin together
             do so a little apart.

@@ -1,4 +1,4 @@
-"""List the trainings of the comparison: those that are predicted, and others by which overheads are fitted."""
+"""Trainings of the comparison: those that are predicted, and others to which overheads are fitted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHAPE = {"layers": 8, "d_model": 128, "heads": 4, "seq_len": 64, "micro_batch_s
 
 
 def profile_name(rate: str, ppn: int) -> str:
-    """Return the name of the profile of the lab with so many ranks on a host."""
+    """Return the name of the profile of the lab with ``ppn`` ranks on a host."""
     return f"lab_{rate}_{HOSTS}x{ppn}.toml"
 
 
@@ -19,12 +19,12 @@ class Cell:
     """One training in a lab.
 
     Attributes:
-        name: unique.
-        rate: of each host's link, or one for each host.
+        name: unique name.
+        rate: rate of all hosts' links, or one for each host.
         ppn: ranks on each host.
-        fields: of the trainer's configuration.
-        hosts: of the lab.
-        cores: that each host may use, or a number for each host.
+        fields: fields of the trainer's configuration.
+        hosts: hosts of the lab.
+        cores: cores that each host may use, or a number for each host.
     """
 
     name: str
@@ -80,7 +80,7 @@ CELLS = (
     _cell("none", "none", 4, 1, pp=2, tp=2, schedule="1f1b", recompute="blocks"),
     _cell("none", "none", 4, 1, pp=4, schedule="interleaved", virtual_stages=2),
 )
-"""The trainings that are predicted; no fit has seen them."""
+"""Trainings that are predicted; no fit has seen them."""
 
 _SMALL = {"layers": 8, "d_model": 96, "heads": 2, "seq_len": 48, "micro_batch_size": 1}
 
@@ -111,7 +111,7 @@ FITTED = (
     _cell("none", "none", 8, 1, shape=_SMALL, pp=4, schedule="2bw"),
     _cell("none", "exact", 1, 1, shape=_LARGE, dp=4),
 )
-"""The trainings to which overheads are fitted: of other models, without shaped links, some compressed."""
+"""Trainings to which overheads are fitted: of other models, without shaped links, some compressed."""
 
 SCALED = tuple(
     Cell(
@@ -124,4 +124,4 @@ SCALED = tuple(
     for hosts, ppn in ((2, 1), (4, 1), (8, 1), (8, 2))
     for policy in ("none", "hybrid")
 )
-"""Replicas added to a training, each with as much work: the largest that two cores carry."""
+"""Trainings to which replicas are added, each with as much work, up to the most that two cores carry."""

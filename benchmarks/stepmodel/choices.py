@@ -10,7 +10,7 @@ from typing import Any
 from stepmodel.cells import Cell
 from stepmodel.comparing import Row, cluster_of, predicted
 
-BATCH = 16  # sequences of a step
+BATCH = 16  # sequences in a step
 _MODELS = {
     "8 layers of 128": {"layers": 8, "d_model": 128, "heads": 4, "seq_len": 64},
     "4 layers of 320": {"layers": 4, "d_model": 320, "heads": 4, "seq_len": 32},
@@ -19,7 +19,7 @@ _MODELS = {
 _RATES = ("none", "1gbit", "200mbit")
 _RANKS = ((1, "8 layers of 128"), (1, "4 layers of 320"), (1, "8 layers of 64"), (2, "8 layers of 128"))
 _POLICIES = ("none", "int8:block=128")
-# pp, dp, micro-batches and sequences of one, by ranks on a host.
+# pp, dp, micro-batches and sequences in each, by ranks on a host.
 _LAYOUTS = {
     1: ((1, 4, 1, 4), (2, 2, 4, 2), (4, 1, 8, 2)),
     2: ((1, 8, 1, 2), (2, 4, 2, 2), (4, 2, 4, 2)),
@@ -48,11 +48,11 @@ def _cells() -> dict[str, tuple[Cell, ...]]:
 
 
 CASES = _cells()
-"""Ten jobs of a model on a network, each with all layouts that are measured; by name."""
+"""Ten jobs of a model on a network by name, each with all layouts that are measured."""
 
 
 def choose(out: Path, overheads: dict[str, float], say: Callable[[str], None] = print) -> None:
-    """Predict all layouts of each job, and write choices.json: which was chosen, which was fastest."""
+    """Predict all layouts of each job, and write the chosen and the fastest one to choices.json."""
     rows: dict[str, Row] = {row["name"]: row for row in json.loads((out / "chosen.json").read_text())}
     cases = []
     for case, cells in CASES.items():

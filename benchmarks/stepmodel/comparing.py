@@ -1,4 +1,4 @@
-"""Predict the trainings that were measured, and write what came of it."""
+"""Predict the trainings that were measured, and write figures and a picture."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hybridcomp.planner.step.prediction import StepPrediction, predict_step
 from hybridcomp.train.config import TrainConfig
 from stepmodel.cells import HOSTS, profile_name
 
-CORES = 2.0  # of the machine that the lab is on
-# Seconds of what a step has beside its operations, and the share of a core that a rank takes while it waits.
+CORES = 2.0  # cores of the machine that the lab is on
+# Where the fit begins: seconds of a step's overheads beside its operations, and a waiting rank's share of a core.
 FITTED = {
     "pass": 2e-4,
     "replica": 1e-3,
@@ -31,14 +31,14 @@ FITTED = {
     "step": 3e-3,
     "waiting": 0.1,
 }
-_MOST = 10.0  # times as much, at most, is tried
+_MOST = 10.0  # largest factor on these that the fit tries
 _STEPS = 25
 
 Row = dict[str, Any]
 
 
 def cluster_of(row: Row, folder: Path, overheads: Mapping[str, float] | None = None) -> Cluster:
-    """Return what a training ran on, as its profile describes it, with other overheads if some are given.
+    """Return the cluster that a training ran on, as its profile describes it, with other overheads if given.
 
     The links' latency is that of one rank a host: with two, eight ranks share two cores as they measure it, and the
     replay counts the wait for a core by itself.
@@ -54,7 +54,7 @@ def cluster_of(row: Row, folder: Path, overheads: Mapping[str, float] | None = N
     return replace(found, cores=CORES, compute=compute, waiting=waiting)
 
 
-@functools.cache  # the same profile each time: costs are cached by it
+@functools.cache  # returns the same profile each time, since costs are cached by it
 def _site(folder: Path, rate: str, hosts: int, ranks_per_host: int) -> Cluster:
     found = read_site(str(folder / profile_name(rate, ranks_per_host)), hosts, ranks_per_host)
     alone = read_site(str(folder / profile_name(rate, 1)), hosts, 1)
@@ -95,7 +95,7 @@ def summed(rows: Sequence[Row], key: str) -> dict[str, float]:
 
 
 def compare(out: Path, say: Callable[[str], None] = print) -> None:
-    """Predict all that was measured, and write steps.json and steps.png."""
+    """Predict all measured trainings, and write steps.json and steps.png."""
     rows: list[Row] = json.loads((out / "measured.json").read_text())
     fitted: list[Row] = json.loads((out / "fitted.json").read_text())
     overheads = fit(fitted, out)

@@ -14,7 +14,7 @@ from stepmodel.cells import Cell
 
 STEPS = 14
 WARM = 4  # steps at the start that do not count: allocations, caches, connections
-SECONDS = 100.0  # after which a training hangs
+SECONDS = 100.0  # a training that takes longer hangs
 
 
 def measure(lab: Lab, cell: Cell, profile: Path, data: Path, timeout: float = SECONDS) -> dict[str, Any]:
@@ -25,8 +25,8 @@ def measure(lab: Lab, cell: Cell, profile: Path, data: Path, timeout: float = SE
         a step by axis, and the ``command`` to repeat it.
 
     Raises:
-        RuntimeError: it failed.
-        TimeoutExpired: it took longer.
+        RuntimeError: the training failed.
+        TimeoutExpired: the training took longer.
     """
     with tempfile.TemporaryDirectory() as folder:
         fields = {
@@ -50,7 +50,7 @@ def measure(lab: Lab, cell: Cell, profile: Path, data: Path, timeout: float = SE
         if done.returncode != 0:
             raise RuntimeError(f"{cell.name}: {done.stderr[-2000:]}")
         lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    own = {str(data), folder, "--data", "--out"}  # of this machine
+    own = {str(data), folder, "--data", "--out"}  # words of the command that hold for this machine alone
     rows = [line for line in lines if line["kind"] == "train"]
     seconds = [row["step_seconds"] for row in rows[WARM:]]
     first, last = rows[WARM - 1]["wire_bytes"], rows[-1]["wire_bytes"]

@@ -10,7 +10,7 @@ from stepmodel.comparing import Row, cluster_of, predicted
 
 
 def scaled(out: Path, overheads: Mapping[str, float], say: Callable[[str], None] = print) -> None:
-    """Predict what was measured by the profile of four hosts, and add the predictions to scaled.json."""
+    """Predict the measured trainings by the profile of four hosts, and add the predictions to scaled.json."""
     file = out / "scaled.json"
     rows: list[Row] = json.loads(file.read_text())
     for row in rows:

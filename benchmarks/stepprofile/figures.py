@@ -1,4 +1,4 @@
-"""Reduce what ranks and cores recorded to milliseconds of a step."""
+"""Reduce the records of ranks and cores to milliseconds of a step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from .parts import MAIN_THREAD, PROCESSOR
 from .records import RankRecord
 
-MOST = 12  # places that are kept of each kind
+MOST = 12  # places of each kind that are kept
 
 
 def of_plain_steps(records: Sequence[RankRecord], steps: int, tokens: float) -> dict[str, Any]:
-    """Return the time of the steps without a sampler, in milliseconds, and the speed of so many tokens a step.
+    """Return the time of the steps without a sampler, in milliseconds, and the speed at ``tokens`` a step.
 
-    ``core_ms`` is of all ranks together.
+    ``plain_core_ms`` is the processor time of all ranks together.
     """
     seconds = statistics.fmean(one.plain_seconds for one in records) / steps
     core = sum(one.plain_core for one in records) / steps
@@ -63,8 +63,8 @@ def of_cores(
     Args:
         parts: seconds by part, as perf sampled them.
         places: the same by part and function.
-        core_seconds: of all cores together in that time. What perf lost is shared out among all parts.
-        steps: in that time.
+        core_seconds: seconds of all cores together in that time. Samples that perf lost are shared out among all parts.
+        steps: steps in that time.
     """
     sampled = sum(parts.values())
     if not sampled:

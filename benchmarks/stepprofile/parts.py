@@ -1,4 +1,4 @@
-"""Tell which part of a step a frame of Python's stack, or a sample of perf's, belongs to."""
+"""Assign a frame of Python's stack, or a sample of perf's, to a part of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ELSEWHERE = "elsewhere"
 MAIN_THREAD = (MODEL, AUTOGRAD, OPTIMIZER, PIPELINE, TRAINER, GROUP, DDP, COLLECTIVES, WAIT, ELSEWHERE)
 """Parts of the main thread's time, in the order of the tables."""
 
-# The first that is found in a path. What is in none of these, such as torch.nn, counts for whoever called it.
+# The first pattern found in a path gives the part. Code that matches none, such as torch.nn, counts for its caller.
 _MODULES = tuple(
     (re.compile(pattern), part)
     for pattern, part in (
@@ -34,14 +34,14 @@ _MODULES = tuple(
         (r"/torch/nn/parallel/", DDP),
     )
 )
-# Functions whose time is that of native code before them. The engine's calls return without Python looking for signals,
-# which it does when it enters the next function.
+# Functions that are charged the time of native code before them: the engine's calls return without Python looking for
+# signals, which it does when it enters the next function.
 _AFTER = {("/hybridcomp/torch/backend/work.py", "__init__"): COLLECTIVES}
 _WAITS = ("wait", "await")
 
 
 def part_of_code(path: str, function: str) -> str | None:
-    """Return the part that a function's code belongs to, or None for code that serves whoever calls it."""
+    """Return the part that a function's code belongs to, or None for code that counts for its caller."""
     for (mark, name), part in _AFTER.items():
         if name == function and mark in path:
             return part
@@ -70,7 +70,7 @@ PROCESSOR = (
 )
 """Parts of the cores' time, in the order of the tables."""
 
-# Code without a file is what MKL and oneDNN make at run time: nothing else in a rank does.
+# Code without a file (perf-PID.map) is made at run time by MKL and oneDNN: nothing else in a rank makes such code.
 _LIBRARIES = (
     (re.compile(r"/_kernels\.[^/]*so$"), KERNELS),
     (re.compile(r"/(libmpi|libuc[pstm]|libfabric|libpmi|libhwloc)|/mpi4py/"), MPI),
@@ -84,7 +84,7 @@ _LIBRARIES = (
         LIBC,
     ),
 )
-# A kernel's function anywhere on its stack: copies, locks and interrupts of these count for them.
+# A kernel function of these anywhere on the stack decides: copies, locks and interrupts below it count for it.
 _NETWORK = re.compile(
     r"_*(tcp|udp|ip|ip6|ipv6|inet6?|sock|skb|kfree_skb|consume_skb|veth|dev|netif|netdev|napi|net_rx|net_tx|sch|tbf|"
     r"qdisc|br|nf|neigh|eth|loopback|unix|arp|tasklet_tcp|sk|dst|fib|gro|validate_xmit|process_backlog)(_|$)"
@@ -101,7 +101,7 @@ class Place(NamedTuple):
     """A place in code, as perf names it.
 
     Attributes:
-        symbol: of the function; ``[unknown]`` without one.
+        symbol: symbol of the function; ``[unknown]`` without one.
         library: path of the file it is in; ``[kernel.kallsyms]`` for the kernel's.
     """
 
@@ -110,7 +110,7 @@ class Place(NamedTuple):
 
     @property
     def in_kernel(self) -> bool:
-        """Tell whether it is the kernel's code."""
+        """Whether the code is the kernel's."""
         return self.library.startswith(("[kernel", "[guest.kernel")) or self.library.endswith(
             (".ko", ".ko.xz")
         )
@@ -120,12 +120,12 @@ def part_of_sample(pid: int, stack: Sequence[Place], ranks: frozenset[int]) -> s
     """Return the part that a sample of a core belongs to.
 
     Args:
-        pid: of the process that the core ran; 0 where it was idle.
-        stack: innermost first.
+        pid: id of the process that the core ran; 0 where it was idle.
+        stack: places on the stack, innermost first.
         ranks: process ids of the ranks.
     """
     kernel = [place.symbol for place in stack if place.in_kernel]
-    # Whose packets the kernel moves is not whom it interrupts for that: all of them count, whatever the process.
+    # The kernel moves packets in whichever process it interrupts, so that network samples of all processes count.
     if any(_NETWORK.match(symbol) for symbol in kernel):
         return NETWORK
     if pid == 0:

@@ -1,4 +1,4 @@
-"""Record what all cores do by Linux's perf, and read it."""
+"""Record the work of all cores by Linux's perf, and read the recording."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hybridcomp.errors import HybridcompError
 
 from .parts import IDLE, OTHERS, Place, part_of_sample
 
-HERTZ = 499  # not a multiple of anything that happens at regular times
+HERTZ = 499  # not a multiple of the frequency of any regular event
 _END_SECONDS = 30.0
-_LONGEST = 60  # characters of a symbol that are shown: C++'s have no end
-_MOST_SECONDS = 3600  # after which perf ends by itself, whatever became of this process
+_LONGEST = 60  # characters shown of a symbol, since C++'s may be very long
+_MOST_SECONDS = 3600  # after so long perf ends by itself, even if this process was killed
 _HEAD = re.compile(r"\s*(-?\d+)\s+(\d+\.\d+):\s+(\d+)\s*$")
 _FRAME = re.compile(r"\s*[0-9a-f]+ (.*) \((.*)\)$")
 
@@ -33,7 +33,7 @@ def find_perf() -> str:
     """Return perf's path.
 
     Raises:
-        PerfError: it is missing, or this user may not watch all processes.
+        PerfError: perf is missing, or this user may not watch all processes.
     """
     perf = shutil.which("perf") or ("/usr/bin/perf" if os.access("/usr/bin/perf", os.X_OK) else None)
     if perf is None:
@@ -52,15 +52,15 @@ def find_perf() -> str:
 class Recording:
     """A recording of all cores; a context manager.
 
-    It begins and ends when somebody writes ``enable`` and ``disable`` to ``control``.
+    It begins and ends when a process writes ``enable`` and ``disable`` to ``control``.
 
     Args:
         perf: path of the program.
-        folder: for its files; is made.
+        folder: folder for its files, which is made.
 
     Attributes:
-        folder: as given.
-        control: path of the pipe.
+        folder: folder as given.
+        control: path of the control pipe.
     """
 
     def __init__(self, perf: str, folder: Path) -> None:
@@ -108,10 +108,10 @@ class Recording:
             process.wait()
 
     def lines(self) -> Iterator[str]:
-        """Return what was recorded as text, sample by sample; after its end.
+        """Yield the recording as lines of text, sample by sample, after its end.
 
         Raises:
-            PerfError: nothing can be read.
+            PerfError: the recording cannot be read.
         """
         command = [self._perf, "script", "-i", str(self._data), "-F", "pid,time,period,ip,sym,dso"]
         with subprocess.Popen(
@@ -129,10 +129,10 @@ class Sample(NamedTuple):
     """A sample of one core.
 
     Attributes:
-        pid: of the process that it ran.
-        time: in seconds of the monotonic clock.
-        seconds: that it stands for.
-        stack: innermost first. Of a process only the first place is sure: few libraries have frame pointers.
+        pid: id of the process that it ran.
+        time: time in seconds of the monotonic clock.
+        seconds: time that it stands for.
+        stack: places, innermost first. Outside the kernel only the first is sure: few libraries have frame pointers.
     """
 
     pid: int

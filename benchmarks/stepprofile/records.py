@@ -1,4 +1,4 @@
-"""Define which steps a profiled rank samples, and what it records of them."""
+"""Settings of a profiled rank's sampling, and the record that it writes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sampling:
-    """The steps that a rank is to sample: the last ones.
+    """Settings for the steps that a rank samples, which are the last ones.
 
     Attributes:
-        folder: to write ``rank-N.json`` to.
-        control: the pipe on which perf is told to begin and to end.
+        folder: folder to write ``rank-N.json`` to.
+        control: path of the pipe on which perf is told to begin and to end.
         settling: steps that are not timed.
         plain: steps after them that are timed without a sampler.
         sampled: steps after those.
-        hertz: samples a second.
+        hertz: number of samples a second.
     """
 
     folder: str
@@ -28,7 +28,7 @@ class Sampling:
 
     @property
     def steps(self) -> int:
-        """Return the number of all steps."""
+        """Number of all steps."""
         return self.settling + self.plain + self.sampled
 
 
@@ -37,13 +37,13 @@ class RankRecord:
     """The record of a rank.
 
     Attributes:
-        rank: which.
-        pid: of its process.
-        plain_seconds: of the steps without a sampler.
+        rank: its number.
+        pid: id of its process.
+        plain_seconds: seconds of the steps without a sampler.
         plain_core: processor seconds of this process in those steps.
-        began, ended: when it sampled, in seconds of the monotonic clock, which all processes share.
-        samples: how many.
-        other_threads: processor seconds of the process's other threads meanwhile.
+        began, ended: begin and end of sampling, in seconds of the monotonic clock, which all processes share.
+        samples: number of samples.
+        other_threads: processor seconds of the process's other threads while it sampled.
         parts: seconds of the main thread, ``wall``, ``core`` and ``ready``, by part.
         places: part, function and seconds by the clock of each function that samples fell in.
     """
@@ -61,5 +61,5 @@ class RankRecord:
 
     @property
     def seconds(self) -> float:
-        """Return how long it sampled."""
+        """Seconds that it sampled."""
         return self.ended - self.began

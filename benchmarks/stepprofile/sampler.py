@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from .parts import ELSEWHERE
 
 _TO_THREAD = 4  # SIGEV_THREAD_ID
-# Not SIGALRM: the library records the signals that programs answer, and answers them when its own work can be left.
+# Not SIGALRM: the library holds back the signals that programs answer until its own work can be left.
 _SIGNAL = signal.SIGPROF
 
 
@@ -41,7 +41,7 @@ class _Timer:
     """A timer of the wall clock that sends the calling thread a signal; Python's own would send another one.
 
     Args:
-        hertz: how often.
+        hertz: signals a second.
     """
 
     def __init__(self, hertz: float) -> None:
@@ -68,9 +68,9 @@ class Times:
     """Seconds that a part took.
 
     Attributes:
-        wall: by the clock.
-        core: on a core.
-        ready: able to run, but without a core.
+        wall: seconds by the clock.
+        core: seconds on a core.
+        ready: seconds in which it could run but had no core.
     """
 
     __slots__ = ("core", "ready", "wall")
@@ -83,16 +83,16 @@ class Sampler:
     """A sampler of the main thread, in which it is made, started and stopped.
 
     Python calls a signal's handler between two instructions of the main thread: after a call of native code, if the
-    signal came during it. So a sample is not one of equal weight: all time since the last one is charged to where the
-    thread is.
+    signal came during it. So samples have no equal weight: all time since the last one is charged to where
+    the thread is.
 
     Args:
-        part_of: tells by path and name of a function which part it is of; None leaves that to its caller.
+        part_of: function from path and name of a function to its part, or None where it counts for its caller.
 
     Attributes:
-        parts: by part.
+        parts: times by part.
         places: seconds by the clock, by part and function.
-        count: samples.
+        count: number of samples.
     """
 
     def __init__(self, part_of: Callable[[str, str], str | None]) -> None:
@@ -100,9 +100,9 @@ class Sampler:
         self.places: dict[tuple[str, str], float] = defaultdict(float)
         self.count = 0
         self._part_of = part_of
-        # By id, for the hash of a code object takes as long as the code is; the objects are kept, and so are the ids.
+        # Keys are ids: hashing a code object takes time by its length. The objects are kept, so that ids stay valid.
         self._known: dict[int, tuple[CodeType, str | None, str]] = {}
-        self._queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)  # stays this thread's
+        self._queue = os.open("/proc/thread-self/schedstat", os.O_RDONLY)  # stays the opening thread's
         self._last = (0.0, 0.0, 0.0)
         self._timer: _Timer | None = None
         self._busy = False
@@ -115,22 +115,22 @@ class Sampler:
     def start(self, hertz: float) -> None:
         """Begin to sample."""
         signal.signal(_SIGNAL, lambda _, frame: self.charge(frame))
-        signal.siginterrupt(_SIGNAL, False)  # system calls go on
+        signal.siginterrupt(_SIGNAL, False)  # interrupted system calls are restarted
         self._last = self._clocks()
         self._timer = _Timer(hertz)
 
     def stop(self) -> None:
-        """Charge what is left, and end."""
+        """Charge the time since the last sample, and end."""
         if self._timer is None:
             raise RuntimeError("the sampler was not started")
         self._timer.stop()
         self.charge(sys._getframe(1))
-        signal.signal(_SIGNAL, signal.SIG_IGN)  # one may be on its way
+        signal.signal(_SIGNAL, signal.SIG_IGN)  # a signal may be on its way
         self._timer = None
 
     def charge(self, frame: FrameType | None) -> None:
         """Charge the time since the last sample to the part of the innermost frame that has one."""
-        if self._busy:  # a signal that comes while the handler runs: the next one is charged its time
+        if self._busy:  # a signal while the handler runs: its time is charged with the next one
             return
         self._busy = True
         now = self._clocks()

@@ -1,4 +1,4 @@
-"""Lay out what was measured as tables, in Markdown that also reads as text."""
+"""Lay out the measurements as tables, in Markdown that also reads as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 Variant = dict[str, Any]
-"""An entry of the result's ``variants``."""
+"""Entry of the result's ``variants``."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -26,7 +26,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def steps(variants: Sequence[Variant]) -> str:
-    """Return the table of whole steps: their speed, and what sampling adds to their time."""
+    """Return the table of whole steps: their speed, and the time that sampling adds."""
     return table(
         ["variant", "tokens/s", "step ms", "sampled", "all ranks on a core, ms", "sampled"],
         [

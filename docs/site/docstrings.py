@@ -1,4 +1,4 @@
-"""Turn what docstrings have of reStructuredText into Markdown: roles, code blocks, arguments named together."""
+"""Turn the reStructuredText in docstrings into Markdown: roles, code blocks, arguments named together."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def markdown(text: str, resolve: Callable[[str], str]) -> str:
     """Return a docstring in Markdown.
 
     Args:
-        text: of the docstring, without its indentation.
-        resolve: gives the full path of a name, as the module of the docstring has it.
+        text: text of the docstring, without its indentation.
+        resolve: function from a name, as the module of the docstring has it, to its full path.
 
     Returns:
         The text; a role is a reference that the site need not have, a code block is fenced, and each of several

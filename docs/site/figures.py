@@ -1,4 +1,4 @@
-"""Draw the committed results: what an interactive figure of the site shows, by what its reader chooses."""
+"""Draw the committed results as interactive figures of the site, with a plot for each choice of the reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIME, _BUSBW, _SPEEDUP = "time", "busbw", "times as fast as the best peer"
 _AXES = {_TIME: "time (ms)", _BUSBW: "busbw (GB/s, uncompressed bytes)", _SPEEDUP: _SPEEDUP}
 _ISAS = ("avx512", "avx2", "portable")  # the best first
 _SIZE = "size (bytes)"
-_OF_DENSITY = re.compile(r":(ratio|fpr|density)=[^:]*|:values=none")  # parameters that follow from it
+_OF_DENSITY = re.compile(r":(ratio|fpr|density)=[^:]*|:values=none")  # parameters that density implies
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Trace:
     """One line, or one set of points or bars.
 
     Attributes:
-        name: what it is, in the legend.
-        x, y: as many values; x may be names.
+        name: name in the legend.
+        x, y: values of each point; x may be names.
         peer: whether others' code is measured.
-        text: of each point, beside it or where the pointer is.
-        spread: the least and the largest of each y.
+        text: text of each point, shown beside it or at the pointer.
+        spread: least and largest value of each y.
     """
 
     name: str
@@ -42,15 +42,15 @@ class Trace:
 
 @dataclass
 class Plot:
-    """What is drawn for one choice.
+    """Plot of one choice.
 
     Attributes:
         x, y: titles of the axes.
-        traces: in the order of the legend.
+        traces: traces in the order of the legend.
         kind: lines over sizes, points, or bars.
-        log: the axes that are logarithmic.
+        log: axes that are logarithmic.
         one: whether y = 1 is marked.
-        note: what was measured, and on what.
+        note: measurement and machine, in one line.
     """
 
     x: str
@@ -64,19 +64,19 @@ class Plot:
 
 @dataclass
 class Figure:
-    """Plots by what is chosen.
+    """Plots by the options that a reader chooses.
 
     Attributes:
         choices: options by the name of each choice.
-        plots: by an option of every choice, in their order; the first is shown first. What was not measured is not
-            among them.
+        plots: plots by an option of every choice, in the order of the choices; the first is shown first. Combinations
+            that were not measured are not among them.
     """
 
     choices: dict[str, list[str]]
     plots: dict[tuple[str, ...], Plot]
 
     def json(self) -> str:
-        """Return it in the form that figures.js reads; values have four significant digits."""
+        """Return the figure in the form that figures.js reads; values have four significant digits."""
         plots = {"|".join(chosen): _plain(plot) for chosen, plot in self.plots.items()}
         return json.dumps({"choices": self.choices, "plots": plots}, separators=(",", ":"), allow_nan=False)
 
@@ -107,7 +107,7 @@ def _rate(rate: str) -> str:
 
 
 def _name(row: Record) -> str:
-    """Return what a row measures: a peer or a codec."""
+    """Return the peer or codec that a row measures."""
     return _PEERS.get(row["peer"], str(row["peer"])) if "peer" in row else str(row["codec"])
 
 
@@ -121,7 +121,7 @@ def by_size(records: list[Record], value: str) -> Plot:
     """Draw the records of one operation, link and layout over size: a line for each codec and peer.
 
     Args:
-        records: of benchmarks; each has some sizes.
+        records: records of benchmarks, each with some sizes.
         value: the time, busbw, or times the best peer's speed, which leaves peers out.
     """
     lines: dict[str, Trace] = {}
@@ -139,7 +139,7 @@ def by_size(records: list[Record], value: str) -> Plot:
 
 
 def measured(record: Record) -> str:
-    """Return what was measured on what, in one line."""
+    """Return the dtype, ranks, link and machine of a record, in one line."""
     layout = f"{record['hosts']} x {record['ranks_per_host']}" if record["hosts"] > 1 else record["ranks"]
     ranks = f"{layout} ranks" if record["hosts"] == 1 else f"{layout} hosts x ranks"
     return f"{record['dtype']}, {ranks}, {link(record)}. {machine(record)}"
@@ -184,7 +184,7 @@ def lab(results: Path) -> Figure:
 
 
 def gains(results: Path) -> Figure:
-    """Draw what compression gains in an all-reduce by four ranks, by link."""
+    """Draw the gains of compression in an all-reduce by four ranks, by link."""
     plots = lab(results).plots
     links = [chosen[1] for chosen in plots if chosen[0] == "all_reduce"]
     return _made(
@@ -193,7 +193,7 @@ def gains(results: Path) -> Figure:
 
 
 def exact(results: Path) -> Figure:
-    """Draw what changes no value: all-reduces and sends by dtype and link."""
+    """Draw exact compression: all-reduces and sends by dtype and link."""
     order = ["1gbit", "200mbit", "none"]
     records = sorted(_read(results / "exact", "*.json"), key=lambda record: order.index(record["link"]))
     groups = _grouped(records, lambda record: (record["operation"], record["dtype"], link(record)))
@@ -256,7 +256,7 @@ def _scatter(
 
 
 def policies(results: Path) -> Figure:
-    """Draw what policies gain in speed, by link, and what they cost in loss."""
+    """Draw the speed that policies gain, by link, and the loss that they cost."""
     plots: dict[tuple[str, ...], Plot] = {}
     (lost,), (fast,) = (_read(results / name, "results.json") for name in ("policies", "policies-speed"))
     for rate, speeds in fast["speed"].items():
@@ -287,7 +287,7 @@ def _study(record: Record) -> str:
 
 
 def steps(results: Path) -> Figure:
-    """Draw a step of DDP by what its gradients go by."""
+    """Draw the time of a step of DDP by the codec or hook of its gradients."""
     plots: dict[tuple[str, ...], Plot] = {}
     for rate, words in _LINKS.items():
         (record,) = _read(results, f"ddp_{rate}_4hosts.json")
@@ -327,4 +327,4 @@ FIGURES: dict[str, Callable[[Path], Figure]] = {
     "steps": steps,
     "sparse": sparse,
 }
-"""What makes each figure of the folder of results, by the name that pages give it."""
+"""Function from the folder of results to each figure, by the name that pages give it."""

@@ -9,7 +9,7 @@ from griffe import AliasResolutionError, Extension, NameResolutionError, Object
 
 
 class Markdown(Extension):
-    """Rewrites every docstring that griffe finds."""
+    """Extension that rewrites every docstring that griffe finds."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Rewrite the docstring of a module, a class, a function or an attribute."""

@@ -27,7 +27,7 @@ _sources: dict[str, str] = {}  # the repository's file that is a page, by its pa
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add what the guides link to outside ``docs``, and the site's own style and scripts."""
+    """Add the files outside ``docs`` that the guides link to, and the site's own style and scripts."""
     _sources.clear()
     guides = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
     paths = dict.fromkeys([*_PROJECT, *outside.reached([*guides, *_PROJECT], ROOT)])
@@ -53,7 +53,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Have links that leave ``docs`` lead to where the site has their files."""
+    """Change links that leave ``docs`` to lead to the place of their files on the site."""
     source = _sources.get(page.file.src_uri)
     return markdown if source is None else links.rewrite(markdown, source, ROOT)
 

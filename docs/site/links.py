@@ -7,16 +7,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# Code, in which nothing is a link, or the target of one. A link's text may hold code.
+# Matches code, in which nothing is a link, or the target of a link. A link's text may hold code.
 _PARTS = re.compile(
     r"^(?P<fence>[ ]*(?:`{3,}|~{3,})).*?^\s*(?P=fence)[ ]*$"
     r"|(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)"
     r"|\]\((?P<target>[^()\s]+)\)",
     re.MULTILINE | re.DOTALL,
 )
-_ELSEWHERE = re.compile(r"[a-z][a-z+.-]*:|#|/")  # another host, this page
+_ELSEWHERE = re.compile(r"[a-z][a-z+.-]*:|#|/")  # leads to another host, or stays on the page
 _RAW = {".png", ".svg", ".json", ".html"}  # files that a browser shows; others become a page with their text
-OUTSIDE = "repository"  # the site's folder of what is not in docs
+OUTSIDE = "repository"  # the site's folder of files outside docs
 
 
 def links(text: str) -> Iterator[str]:
@@ -31,11 +31,11 @@ def linked(target: str, page: str) -> str:
     """Return the file or folder that a link leads to.
 
     Args:
-        target: of the link, maybe with an anchor.
+        target: target of the link, maybe with an anchor.
         page: the file that has the link.
 
     Returns:
-        A path from the repository's root; both paths are such.
+        A path from the repository's root, as ``page`` is.
     """
     path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target.partition("#")[0]))
     return path.removesuffix("/")
@@ -46,11 +46,11 @@ def site_path(path: str, root: Path) -> str | None:
 
     Args:
         path: from the repository's root.
-        root: of the repository.
+        root: root of the repository.
 
     Returns:
-        A path from the root of the site's sources: ``.md`` for what becomes a page, as a folder does, which lists what
-        it holds. None if there is no such file.
+        A path from the root of the site's sources; it ends in ``.md`` for files that become pages, and for folders,
+        whose pages list their files. None if there is no such file.
     """
     if path.startswith("..") or not (root / path).exists():
         return None
@@ -72,7 +72,7 @@ def rewrite(text: str, page: str, root: Path) -> str:
     Args:
         text: Markdown.
         page: the file that holds it, from the repository's root.
-        root: of the repository.
+        root: root of the repository.
     """
     here = site_path(page, root)
 

@@ -12,7 +12,7 @@ _LANGUAGES = {
     ".py": "python", ".toml": "toml", ".yml": "yaml", ".sh": "bash", ".sbatch": "bash",
     ".hpp": "cpp", ".cpp": "cpp", ".cu": "cuda", ".cuh": "cuda",
 }  # fmt: skip
-_WHOLE = "benchmarks/results/"  # with the folders in it; of others a page lists their names
+_WHOLE = "benchmarks/results/"  # its subfolders have pages, too; other folders' pages only name theirs
 _HEAD = "---\nsearch:\n  exclude: true\n---\n\n"
 
 
@@ -21,7 +21,7 @@ def reached(pages: Iterable[str], root: Path) -> list[str]:
 
     Args:
         pages: Markdown files, from the repository's root.
-        root: of the repository.
+        root: root of the repository.
     """
     found: dict[str, None] = {}
     waiting = list(pages)
@@ -44,19 +44,19 @@ def _next(path: str, root: Path) -> list[str]:
 
 
 def _names(folder: Path) -> list[str]:
-    """Return what a folder holds, without what running programs left there."""
+    """Return the names in a folder, without those that running programs left there."""
     return sorted(
         one.name for one in folder.iterdir() if one.name[0] not in "._" or one.name == "__init__.py"
     )
 
 
 def page(path: str, root: Path, known: Collection[str]) -> str:
-    """Return a page of Markdown for a file or folder that is none itself, its links right on the site.
+    """Return a page of Markdown for a folder or another kind of file, with links that are right on the site.
 
     Args:
         path: from the repository's root.
-        root: of the repository.
-        known: what else the site has, as :func:`reached` returns it.
+        root: root of the repository.
+        known: files and folders that the site has, as :func:`reached` returns them.
     """
     if (root / path).is_dir():
         lines = []
