@@ -6,7 +6,7 @@
 >>> hc.decode(msg).shape
 (1000,)
 
-Importing it takes a millisecond: each name loads its module when it is first used, ``hc.Communicator`` mpi4py, too.
+Importing this package takes a millisecond: each name loads its module when first used, ``hc.Communicator`` mpi4py, too.
 ``hybridcomp.torch`` is the PyTorch side. It loads neither torch nor CuPy, and does not initialise MPI.
 """
 

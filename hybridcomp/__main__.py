@@ -1,4 +1,4 @@
-"""``python -m hybridcomp`` is the ``hybridcomp`` command."""
+"""Run the ``hybridcomp`` command: ``python -m hybridcomp``."""
 
 from __future__ import annotations
 

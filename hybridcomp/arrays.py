@@ -1,4 +1,4 @@
-"""One view of NumPy arrays, torch tensors and buffers: flat storage and a wire dtype.
+"""View NumPy arrays, torch tensors and buffers alike: flat storage and a wire dtype.
 
 Codecs and collectives work on a :class:`Flat`: a one-dimensional C-contiguous NumPy array over the
 caller's memory and a :class:`DType`. bfloat16, which NumPy lacks, is stored as uint16. torch is never
@@ -23,12 +23,12 @@ class DType(enum.IntEnum):
     """The element types, by their code in a message's header.
 
     Attributes:
-        storage: the NumPy dtype that holds it (uint16 for bfloat16).
+        storage: NumPy dtype that holds the elements (uint16 for bfloat16).
         itemsize: bytes of one element.
         component_bytes: bytes of one number: half of an element for complex types.
-        is_float: whether lossy codecs accept it: the four real floating-point types.
-        accumulator: the type that sums are kept in: float64 for float64, float32 for the other floats.
-        label: the usual spelling: ``float32``.
+        is_float: whether lossy codecs accept the type: the four real floating-point types.
+        accumulator: type that sums are kept in: float64 for float64, float32 for the other floats.
+        label: usual spelling: ``float32``.
     """
 
     storage: np.dtype[Any]
@@ -76,7 +76,7 @@ def as_dtype(dtype: Any) -> DType:
     """Return the :class:`DType` for a DType, a name, a NumPy dtype or a torch dtype.
 
     Raises:
-        CodecMismatchError: no message can carry it.
+        CodecMismatchError: no message can carry the type.
     """
     if isinstance(dtype, DType):
         return dtype
@@ -104,7 +104,7 @@ class Flat(NamedTuple):
             :class:`~hybridcomp.device.DeviceArray`.
         dtype: the element type.
         shape: the caller's shape.
-        shares: whether ``data`` is the caller's memory (False: a contiguous copy of it).
+        shares: whether ``data`` is the caller's memory (False: a contiguous copy).
         is_torch: whether the caller gave a torch tensor.
     """
 
@@ -148,7 +148,7 @@ def flatten(x: Any, *, writable: bool = False, device: bool = False) -> Flat:
 
     Raises:
         CodecMismatchError: unsupported dtype, or ``writable`` and ``x`` is read-only or not contiguous.
-        CudaUnavailableError: ``x`` is on a device, and that is not asked for or does not work here.
+        CudaUnavailableError: ``x`` is on a device, and ``device`` is False or the device does not work here.
     """
     if type(x) is np.ndarray and x.ndim == 1:  # the usual case, without asking further
         kind = _BY_NUMPY.get(x.dtype)

@@ -1,9 +1,9 @@
-"""Run kernels on a GPU through CuPy: load those of :file:`kernels/cuda`; a :class:`~hybridcomp.device.Runtime`.
+"""Run kernels on a GPU through CuPy: a :class:`~hybridcomp.device.Runtime` for those of :file:`kernels/cuda`.
 
 A module of kernels comes from the fatbin that CMake built, if there is one, or is compiled by NVRTC when it is first
 needed and kept on disk. :func:`prepare_in_turn` lets one process of each host compile and the others
 load.
-Importing this imports no CuPy.
+Importing this module imports no CuPy.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MIN_CAPABILITY = (7, 5)
 MIN_CUPY = (13, 4)
 _USUAL_SHARED = 48 * 1024  # bytes of shared memory that a kernel may use without asking
 _ONE_AND_ZERO = np.array([1, 0], np.float32)
-# Sums and products as they are written, and subnormal numbers: the bits of the CPU.
+# Keep sums and products as written, and subnormal numbers, so that results have the CPU's bits.
 OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false")
-# What NVRTC lacks of the two standard headers that the kernels include.
+# Parts of the two standard headers that the kernels include and NVRTC lacks.
 _STANDARD = {
     "cstdint": "namespace std { typedef signed char int8_t; typedef short int16_t; typedef int int32_t; "
     "typedef long long int64_t; typedef unsigned char uint8_t; typedef unsigned short uint16_t; "
@@ -60,7 +60,7 @@ def kernel_folder() -> Path:
     """Return the folder of the kernels' sources: beside the package's files, or in the source tree around them.
 
     Raises:
-        CudaUnavailableError: this installation has none.
+        CudaUnavailableError: this installation has no such folder.
     """
     package = Path(__file__).parent
     for folder in (package / "kernels", package.parent / "kernels"):
@@ -121,7 +121,7 @@ def source_of(module: str) -> str:
 
 @functools.cache
 def _cupy() -> Any:
-    """Return the CuPy module; raise a CudaUnavailableError that says what is missing."""
+    """Return the CuPy module; raise a CudaUnavailableError that names what is missing."""
     try:
         import cupy  # noqa: PLC0415  (only who has device arrays pays for it)
     except ImportError as error:
@@ -138,7 +138,7 @@ def _cupy() -> Any:
 
 @functools.cache
 def runtime_of(ordinal: int) -> CupyRuntime:
-    """Return the GPU of that number (as CUDA_VISIBLE_DEVICES leaves them).
+    """Return the GPU of a number (as CUDA_VISIBLE_DEVICES leaves them).
 
     Raises:
         CudaUnavailableError: no CuPy, no driver, no such device, or one that is too old.
@@ -163,7 +163,7 @@ def runtime_of(ordinal: int) -> CupyRuntime:
 
 
 class _CupyEvent:
-    """An event of CuPy's on its device."""
+    """CuPy event on its device."""
 
     def __init__(self, event: Any) -> None:
         self.event = event
@@ -176,7 +176,7 @@ class _CupyEvent:
 
 
 class _Handle:
-    """A stream in the form of CUDA's protocol for Python."""
+    """Stream in the form of CUDA's protocol for Python."""
 
     def __init__(self, stream: int) -> None:
         self._stream = stream
@@ -186,7 +186,7 @@ class _Handle:
 
 
 class CupyRuntime(Runtime):
-    """A GPU, through CuPy."""
+    """GPU, through CuPy."""
 
     def __init__(
         self, cupy: Any, ordinal: int, name: str, multiprocessors: int, capability: tuple[int, int]
@@ -234,7 +234,7 @@ class CupyRuntime(Runtime):
             return self._modules[module]
 
     def _stream(self, stream: int) -> Any:
-        """Return CuPy's object for a stream: one that does not own it."""
+        """Return a CuPy object for a stream, which does not own it."""
         found = self._streams.get(stream)
         if found is None:
             kind = self._cupy.cuda.Stream
@@ -268,7 +268,7 @@ class CupyRuntime(Runtime):
             return
         try:
             blas = self._cupy.cuda.cublas
-        except ImportError as error:  # CuPy loads it when it is first asked for
+        except ImportError as error:  # CuPy loads cuBLAS when it is first asked for
             raise CudaUnavailableError(f"cuBLAS, which multiplies matrices, is missing: {error}") from error
         one, zero = _ONE_AND_ZERO[:1].ctypes.data, _ONE_AND_ZERO[1:].ctypes.data
         with self._device, self._stream(stream):
@@ -276,9 +276,9 @@ class CupyRuntime(Runtime):
             mode = blas.getMathMode(handle)
             blas.setMathMode(
                 handle, blas.CUBLAS_DEFAULT_MATH
-            )  # no TF32, whatever the user's own products have
+            )  # no TF32, whatever setting the user's own products have
             try:
-                # cuBLAS has matrices in Fortran's order, where ours are transposed: b^T a^T is the result's.
+                # cuBLAS has matrices in Fortran's order, where ours are transposed: b^T a^T is the result's transpose.
                 op_a = blas.CUBLAS_OP_T if transposed else blas.CUBLAS_OP_N
                 line_a = rows if transposed else inner
                 blas.sgemm(
@@ -332,13 +332,13 @@ _prepared: set[tuple[int, str]] = set()
 
 
 def prepare_in_turn(names: Iterable[str], runtime: Runtime) -> None:
-    """Load modules, compiling them once on each host: one process does, and the others wait and load what it left.
+    """Load modules, compiling them once on each host: one process does, and the others wait and load its files.
 
-    A lock in the host's file system, and no collective: operations of two ranks among many come here too, and
-    those who compress another message first.
+    They take turns by a lock in the host's file system, not by a collective: operations of two ranks among many come
+    here too, and not all ranks compress the same message first.
 
     Args:
-        names: of modules.
+        names: names of the modules.
         runtime: this process's device.
     """
     missing = [name for name in names if (id(runtime), name) not in _prepared]

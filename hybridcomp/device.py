@@ -1,9 +1,9 @@
-"""Memory and kernels of a device, apart from the library that gives them.
+"""Define the memory and kernels of a device, apart from the library that provides them.
 
-A :class:`Runtime` launches kernels and copies memory: CuPy's on a GPU (:mod:`hybridcomp.cuda`), the emulation's in
-tests, which runs the same kernels on the CPU. A :class:`DeviceArray` is memory of it with a type, without any
-arithmetic: codecs hand its address to kernels. A :class:`Queue` is a stream of a runtime, and what one encode or
-decode needs on it. Nothing here waits for the device unless it says so.
+A :class:`Runtime` launches kernels and copies memory: CuPy's on a GPU (:mod:`hybridcomp.cuda`), or in tests the
+emulation's, which runs the same kernels on the CPU. A :class:`DeviceArray` is typed memory of a device without any
+arithmetic: codecs hand its address to kernels. A :class:`Queue` is a stream of a runtime with what one encode or
+decode needs on it. Nothing here waits for the device unless its description says so.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-ALIGNMENT = 16  # bytes; of messages, for the widest loads
+ALIGNMENT = 16  # bytes to which messages are aligned, for the widest loads
 
 
 class Event(Protocol):
-    """A point of a stream's work."""
+    """Point of a stream's work."""
 
     def done(self) -> bool:
-        """Tell whether the device has come to it; does not wait."""
+        """Tell whether the device has reached the point; does not wait."""
 
     def wait(self) -> None:
-        """Return when it has."""
+        """Wait until the device has reached the point."""
 
 
 class Runtime(abc.ABC):
-    """A device: kernels, memory, streams. A stream is an integer, as CUDA's handles are; 0 is the default one.
+    """Device: kernels, memory, streams. A stream is an integer, as CUDA's handles are; 0 is the default one.
 
     Attributes:
-        name: of the device, for people.
-        multiprocessors: how many blocks make a grid that fills it, in multiples.
+        name: name of the device, for people.
+        multiprocessors: number of multiprocessors; grids that fill the device have a multiple of it in blocks.
         ordinal: the device's number.
     """
 
@@ -71,8 +71,8 @@ class Runtime(abc.ABC):
 
         Args:
             a: address of a (rows, inner) matrix; if ``transposed``, of an (inner, rows) one whose transpose is meant.
-            b: of an (inner, cols) one.
-            out: of a (rows, cols) one, which is written.
+            b: address of an (inner, cols) matrix.
+            out: address of a (rows, cols) matrix, which is written.
         """
 
     @abc.abstractmethod
@@ -89,11 +89,11 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def new_stream(self) -> tuple[int, object]:
-        """Make a stream: return it, and the object that destroys it when that is freed."""
+        """Make a stream: return it, and an object that destroys it when that object is freed."""
 
     @abc.abstractmethod
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Allocate host memory that the device copies to and from by itself."""
+        """Allocate host memory that the device can copy to and from by itself."""
 
     @abc.abstractmethod
     def current_stream(self, owner: Any) -> int:
@@ -101,7 +101,7 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def new_array(self, n: int, dtype: Any, like: Any) -> Any:
-        """Return a new array of the library of ``like``, of a :class:`hybridcomp.arrays.DType`, for a caller
+        """Return a new array of a :class:`hybridcomp.arrays.DType` from the library of ``like``, for a caller
         to keep.
         """
 
@@ -110,11 +110,11 @@ class DeviceArray:
     """One-dimensional contiguous memory of a device.
 
     Attributes:
-        runtime: whose memory it is.
+        runtime: device that has the memory.
         ptr: address of the first element.
         size: elements.
-        dtype: NumPy's name for how an element is stored (uint16 for bfloat16).
-        owner: what keeps the memory alive.
+        dtype: NumPy dtype of an element as stored (uint16 for bfloat16).
+        owner: object that keeps the memory alive.
     """
 
     __slots__ = ("dtype", "owner", "ptr", "runtime", "size")
@@ -133,7 +133,7 @@ class DeviceArray:
 
     @property
     def shape(self) -> tuple[int]:
-        """Return the shape, as NumPy's."""
+        """Return the shape, as NumPy does."""
         return (self.size,)
 
     def __getitem__(self, span: slice) -> DeviceArray:
@@ -159,7 +159,7 @@ class Queue:
 
     Attributes:
         runtime: the device.
-        stream: in whose order everything is done.
+        stream: stream that orders all work of the queue.
     """
 
     def __init__(self, runtime: Runtime, stream: int) -> None:
@@ -180,10 +180,10 @@ class Queue:
         """Start a kernel.
 
         Args:
-            module: of :file:`kernels/cuda/modules.txt`.
-            kernel: its name.
-            blocks: of the grid; 0 starts nothing.
-            threads: of a block; a multiple of 32.
+            module: name in :file:`kernels/cuda/modules.txt`.
+            kernel: name of the kernel.
+            blocks: blocks of the grid; 0 starts nothing.
+            threads: threads of a block; a multiple of 32.
             args: integers as they are, arrays by their addresses, None as a null pointer.
             shared: bytes of dynamic shared memory.
         """
@@ -196,7 +196,7 @@ class Queue:
         return min(-(-items // per_block), self.runtime.multiprocessors * waves)
 
     def empty(self, nbytes: int) -> DeviceArray:
-        """Allocate bytes to work in, with anything in them; an address divisible by 256."""
+        """Allocate uninitialised bytes to work in, at an address divisible by 256."""
         ptr, owner = self.runtime.allocate(max(nbytes, 1), self.stream)
         return DeviceArray(self.runtime, ptr, nbytes, np.uint8, owner)
 

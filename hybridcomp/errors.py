@@ -1,4 +1,4 @@
-"""The errors that hybridcomp raises. Wrong arguments are ValueError or TypeError, as everywhere."""
+"""Errors that hybridcomp raises. Wrong arguments are ValueError or TypeError, as everywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class HybridcompError(Exception):
 
 
 class WireError(HybridcompError, ValueError):
-    """Bytes that are no valid message: truncated, damaged, or not ours."""
+    """Bytes that are no valid message: truncated, damaged, or not of hybridcomp."""
 
 
 class UnknownCodecError(HybridcompError, ValueError):
@@ -24,21 +24,21 @@ class PolicyError(HybridcompError, ValueError):
 
 
 class ConfigError(HybridcompError, ValueError):
-    """A run that cannot start as configured: what was wrong, and what is allowed."""
+    """Run that cannot start as configured: the wrong value, and what is allowed."""
 
 
 class MismatchError(HybridcompError, RuntimeError):
     """Two ranks that do not agree: on a policy, a codec, a count. Names both sides.
 
     Attributes:
-        everywhere: every rank finds it by itself, so that none need be told.
+        everywhere: every rank finds the mismatch by itself, so that none need be told.
     """
 
     everywhere = False
 
 
 class CollectiveTimeoutError(HybridcompError, TimeoutError, RuntimeError):
-    """An operation that did not end in time. Names the operation, this rank and who has not arrived.
+    """Operation that did not end in time. Names the operation, this rank and the ranks that have not arrived.
 
     A RuntimeError, too: programs for torch's own backends expect one.
     """
@@ -49,7 +49,7 @@ class RemoteError(HybridcompError, RuntimeError):
 
 
 class DivergedError(HybridcompError, ArithmeticError):
-    """A training loss that is no number any more. Names the step, the replica and its rank."""
+    """Training loss that is no longer a number. Names the step, the replica and its rank."""
 
 
 class NativeUnavailableError(HybridcompError, ImportError):

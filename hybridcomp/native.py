@@ -1,4 +1,4 @@
-"""The compiled CPU kernels, loaded on first use."""
+"""Load the compiled CPU kernels on first use."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def using_isa(name: str) -> Iterator[None]:
 def set_num_threads(count: int) -> None:
     """Set the number of threads that each encode and decode of this process may use from now on.
 
-    1 unless set, here or by ``HYBRIDCOMP_NUM_THREADS``: ranks usually share a machine. Messages do not depend
+    It is 1 unless set, here or by ``HYBRIDCOMP_NUM_THREADS``: ranks usually share a machine. Messages do not depend
     on it.
 
     Args:
-        count: from 1 to 64.
+        count: number of threads, from 1 to 64.
 
     Raises:
         ValueError: ``count`` is out of range.
@@ -74,7 +74,7 @@ def set_num_threads(count: int) -> None:
 
 
 def get_num_threads() -> int:
-    """Return how many threads an encode or decode may use."""
+    """Return the number of threads that an encode or decode may use."""
     return int(kernels().threads())
 
 

@@ -1,8 +1,8 @@
-"""zstd on a GPU, by NVIDIA's nvCOMP: frames that any zstd reads, and planes back from most of those that zstd writes.
+"""Write zstd frames on a GPU by NVIDIA's nvCOMP, which any zstd reads, and read planes back from most of zstd's own.
 
-nvCOMP is a package of its own (``nvidia-nvcomp-cu12`` or ``-cu13``), loaded when it is first needed. Limits of it that
+nvCOMP is a package of its own (``nvidia-nvcomp-cu12`` or ``-cu13``), loaded when it is first needed. Its limits that
 matter here: a frame that it writes has at most 16 MiB of content; frames that it reads must name no dictionary, and
-checksums in them are not looked at (:func:`reads`).
+checksums in them are ignored (:func:`reads`).
 
 nvCOMP 6 promises nothing for frames that are not valid: one in a message whose CRC was forged over it may make the GPU
 read or write where it must not. So frames are decompressed by the host's zstd, which checks all it reads, unless
@@ -21,13 +21,13 @@ from hybridcomp.cuda import CupyRuntime
 from hybridcomp.device import DeviceArray, Queue, Runtime
 from hybridcomp.errors import CudaUnavailableError
 
-ALIGNMENT = 16  # bytes; of everything that it reads
+ALIGNMENT = 16  # bytes to which everything that nvCOMP reads is aligned
 MAX_CONTENT = 16 << 20  # bytes of one frame
 _CHUNK = 1 << 17  # bytes of the longest plane of `lossless`; nvCOMP's own formats would be cut by it
-_MAX_WINDOW = 8 << 20  # what RFC 8878 asks of every decoder
+_MAX_WINDOW = 8 << 20  # bytes of window that RFC 8878 asks of every decoder
 _USES = ("encode", "trust", "off")
 
-_local = threading.local()  # its codecs serve one thread at a time
+_local = threading.local()  # nvCOMP's codecs, each of which serves one thread at a time
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def library() -> Any:
     """Load nvCOMP's Python module.
 
     Raises:
-        CudaUnavailableError: it is not installed, or does not load.
+        CudaUnavailableError: nvCOMP is not installed, or does not load.
     """
     try:
         return importlib.import_module("nvidia.nvcomp")
@@ -47,17 +47,17 @@ def library() -> Any:
 
 
 def compresses(runtime: Runtime) -> bool:
-    """Tell whether messages are to be compressed by nvCOMP on a device, and it is there."""
+    """Tell whether nvCOMP is there, and is to compress messages on a device."""
     return _use() != "off" and serves(runtime)
 
 
 def decompresses(runtime: Runtime) -> bool:
-    """Tell whether messages are to be decompressed by nvCOMP on a device, and it is there."""
+    """Tell whether nvCOMP is there, and is to decompress messages on a device."""
     return _use() == "trust" and serves(runtime)
 
 
 def serves(runtime: Runtime) -> bool:
-    """Tell whether nvCOMP is installed, and a device is one of CUDA's."""
+    """Tell whether nvCOMP is installed, and a device is a CUDA one."""
     if not isinstance(runtime, CupyRuntime):
         return False
     try:
@@ -68,7 +68,7 @@ def serves(runtime: Runtime) -> bool:
 
 
 def reads(parameters: Any) -> bool:
-    """Tell whether a frame of such parameters (zstandard's ``FrameParameters``) is one for :func:`decompress`."""
+    """Tell whether :func:`decompress` can read a frame of such parameters (zstandard's ``FrameParameters``)."""
     return (
         not parameters.dict_id
         and not parameters.has_checksum
@@ -88,7 +88,7 @@ def decompress(queue: Queue, frames: list[DeviceArray]) -> list[DeviceArray]:
 
 
 class _Exported:
-    """Bytes of a device as libraries exchange them."""
+    """Bytes of a device in the form in which libraries exchange them."""
 
     def __init__(self, array: DeviceArray, stream: int) -> None:
         if array.ptr % ALIGNMENT:
@@ -107,14 +107,14 @@ class _Exported:
 def _run(queue: Queue, method: str, arrays: list[DeviceArray]) -> list[DeviceArray]:
     if not arrays:
         return []
-    stream = queue.stream or 1  # the default stream by the name that CUDA has for it
+    stream = queue.stream or 1  # the default stream, by CUDA's name for it
     sources = library().as_arrays([_Exported(array, stream) for array in arrays], cuda_stream=stream)
     results = getattr(_codec(queue.runtime.ordinal, stream), method)(sources)
     found = []
     for i in range(len(arrays)):
         result = results[i]
         ptr = int(result.__cuda_array_interface__["data"][0])
-        owner = (results, result, sources)  # a result is a view of them all
+        owner = (results, result, sources)  # a result is a view into all of them
         found.append(DeviceArray(queue.runtime, ptr, int(result.buffer_size), "uint8", owner))
     return found
 

@@ -1,8 +1,8 @@
-"""Compile CUDA kernels by NVRTC to files that CuPy loads, and keep those on disk.
+"""Compile CUDA kernels by NVRTC to files that CuPy loads, and keep the files on disk.
 
-CuPy compiles, too, but with ``-ftz=true`` whatever it is told: subnormal float32 would become zero, and the bits would
+CuPy compiles, too, but always with ``-ftz=true``: subnormal float32 would become zero, and the bits would
 not be the CPU's.
-Importing this imports no CuPy.
+Importing this module imports no CuPy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from hybridcomp.errors import CudaUnavailableError
 
-FOLDER = "HYBRIDCOMP_CACHE_DIR"  # where compiled kernels are kept
+FOLDER = "HYBRIDCOMP_CACHE_DIR"  # environment variable: folder of compiled kernels
 
 
 def cache_folder() -> Path:
@@ -27,7 +27,7 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except (OSError, RuntimeError):  # a home that is read-only, or none
+    except (OSError, RuntimeError):  # a home that is read-only, or no home
         return Path(tempfile.mkdtemp(prefix="hybridcomp-kernels-"))
 
 
@@ -36,10 +36,10 @@ def compiled(nvrtc: Any, name: str, source: str, options: tuple[str, ...], capab
 
     Args:
         nvrtc: ``cupy.cuda.nvrtc``.
-        name: of the module, for messages and the file.
-        source: of all its kernels, in one piece.
-        options: of NVRTC, less the architecture.
-        capability: of the device, 90 for 9.0.
+        name: name of the module, for messages and the file.
+        source: source of all its kernels, in one piece.
+        options: options of NVRTC, without the architecture.
+        capability: compute capability of the device, 90 for 9.0.
 
     Raises:
         CudaUnavailableError: NVRTC does not compile it.
@@ -58,7 +58,7 @@ def compiled(nvrtc: Any, name: str, source: str, options: tuple[str, ...], capab
 
 
 def _compile(nvrtc: Any, name: str, source: str, options: tuple[str, ...]) -> bytes:
-    """Return the machine code, or the intermediate code where ``options`` ask for that."""
+    """Return the machine code, or the intermediate code where ``options`` ask for it."""
     program = nvrtc.createProgram(source, f"{name}.cu", (), ())
     try:
         try:
@@ -75,7 +75,7 @@ def _compile(nvrtc: Any, name: str, source: str, options: tuple[str, ...]) -> by
 
 
 def _keep(path: Path, code: bytes) -> None:
-    """Write a file that is never seen in part, by other processes neither."""
+    """Write a file that no process ever sees in part."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
     with os.fdopen(handle, "wb") as file:
         file.write(code)

@@ -1,6 +1,6 @@
-"""Name the colours and the type of all pages and pictures: reports, the guides' figures, the documentation's site.
+"""Define the colours and the type of all pages and pictures: reports, the guides' figures, the documentation's site.
 
-Colours are Okabe and Ito's, which people with any colour vision tell apart; markers and dashes say it again.
+Colours are Okabe and Ito's, which people with any colour vision tell apart; markers and dashes repeat the distinction.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#999999")
-"""Colours of what a picture compares, in the order in which they are taken."""
+"""Colours of the series that a picture compares, in the order in which they are taken."""
 
 PICTURE: dict[Any, Any] = {
     "font.size": 10.0,
@@ -34,10 +34,10 @@ function colour(name) {
   return found;
 }
 """
-"""JavaScript for what is drawn in the browser, in a page with :func:`variables`."""
+"""JavaScript function for colours of figures drawn in the browser, in a page with :func:`variables`."""
 
 _SERIES_ON_DARK = ("#4DA3E0", "#F07C3E", "#2FC79B", "#E3A1C6", "#8AD0F7", "#F2B84B", "#C9A866", "#B5B5B5")
-_SCHEMES = {  # on light, on dark
+_SCHEMES = {  # colours on light, on dark
     "text": ("#1a1a1a", "#e3e5e8"),
     "muted": ("#57606a", "#a3abb5"),
     "background": ("#ffffff", "#16191f"),
@@ -50,7 +50,7 @@ _SCHEMES = {  # on light, on dark
 def variables() -> str:
     """Return CSS that defines ``--hc-NAME`` for every colour, each for light and for dark pages.
 
-    Which one holds follows ``color-scheme`` of the element that uses it.
+    ``color-scheme`` of the element that uses it says which one holds.
     """
     pairs = _SCHEMES | {
         f"series-{i}": pair for i, pair in enumerate(zip(SERIES, _SERIES_ON_DARK, strict=True))

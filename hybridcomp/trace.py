@@ -25,13 +25,13 @@ from hybridcomp.errors import ConfigError
 
 VARIABLE = "HYBRIDCOMP_TRACE"
 STEPS_BY = ("hybridcomp train", "the program", "an optimizer")  # the most exact first
-WAITS = "waits"  # the track
+WAITS = "waits"  # name of the track
 MERGED = "trace.json"
 LIMIT = 1_000_000  # spans: some 200 MB of memory, and as much of a file
 _PATTERN = "trace.*.json"
-_LEAST_WIRE_NS = 2_000  # what is shorter is the time between two encodings, and on no wire
+_LEAST_WIRE_NS = 2_000  # shorter times lie between two encodings, and are on no wire
 
-Part = tuple[str, float, float]  # name, and when it began and ended, by time.perf_counter()
+Part = tuple[str, float, float]  # name, start and end by time.perf_counter()
 Event = dict[str, Any]
 
 
@@ -46,13 +46,13 @@ class _Span(NamedTuple):
 
 
 class Recorder:
-    """A recorder of the spans of this process.
+    """Recorder of the spans of this process.
 
     All times are :func:`time.perf_counter`'s, in seconds.
 
     Attributes:
-        folder: where they are written.
-        limit: spans that are kept; of later ones only the number is.
+        folder: folder that they are written to.
+        limit: number of spans that are kept; later ones are only counted.
     """
 
     def __init__(self, folder: Path, limit: int = LIMIT) -> None:
@@ -70,13 +70,13 @@ class Recorder:
         self._origin = time.perf_counter()
 
     def span(self, track: str, name: str, began: float, ended: float, /, **args: Any) -> None:
-        """Record a span; of one track, those that lie within it are shown within it.
+        """Record a span; within it, its track shows the spans that lie in its time.
 
         Args:
-            track: the row that shows it.
-            name: of the span.
-            began, ended: seconds.
-            args: shown beside it; JSON's types.
+            track: row that shows it.
+            name: name of the span.
+            began, ended: start and end in seconds.
+            args: values shown beside it, in JSON's types.
         """
         self._keep(_Span(track, name, began, ended, None, args), 1)
 
@@ -89,9 +89,9 @@ class Recorder:
         parts: Sequence[Part],
         args: Mapping[str, Any],
     ) -> None:
-        """Record a span that shares its row with none that it overlaps, and its parts, in order of time.
+        """Record a span, which shares its row with none that it overlaps, and its parts in order of time.
 
-        What is in no part is shown as ``wire``.
+        Times outside all parts are shown as ``wire``.
         """
         self._keep(_Span(track, name, began, ended, parts, args, "operation"), 2 + len(parts))
 
@@ -103,8 +103,8 @@ class Recorder:
         """Record a training step that ends now.
 
         Args:
-            by: what says so; ``hybridcomp report`` takes the first of :data:`STEPS_BY` that a trace has.
-            began: seconds; None is the end of the step before, by the same.
+            by: source of the step; ``hybridcomp report`` takes the first of :data:`STEPS_BY` that a trace has.
+            began: start in seconds; None is the end of the step before, by the same source.
         """
         ended = time.perf_counter()
         if began is None:
@@ -127,7 +127,7 @@ class Recorder:
                 self._kept += count
 
     def write(self, rank: int) -> Path:
-        """Write what was recorded; return the file.
+        """Write the recorded spans; return the file's path.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -140,7 +140,7 @@ class Recorder:
         return path
 
     def in_this_process(self) -> bool:
-        """Tell whether this process, and not one that it was forked from, made it."""
+        """Tell whether this process made it, and not one that it was forked from."""
         return os.getpid() == self._pid
 
     # -- to events -----------------------------------------------------------------------------------
@@ -195,13 +195,13 @@ class Recorder:
 
 
 class _Lanes:
-    """The rows of one track, each with its open spans; spans are placed in the order in which they begin."""
+    """Rows of one track, each with its open spans; spans are placed in the order in which they begin."""
 
     def __init__(self) -> None:
         self._open: list[list[_Span]] = []
 
     def place(self, span: _Span) -> int:
-        """Return the first row that has room for it."""
+        """Return the number of the first row with room for a span."""
         for lane, stack in enumerate(self._open):
             while stack and stack[-1].ended <= span.began:
                 stack.pop()
@@ -217,7 +217,7 @@ class _Lanes:
 
 
 def _clock() -> str:
-    """Return what processes have alike whose clock is the same: those of one running kernel."""
+    """Return an identity that processes with the same clock share: that of one running kernel."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -239,9 +239,9 @@ def write_events(path: Path, events: Iterable[Event], about: Mapping[str, Any]) 
     """Write events as a Chrome trace, whole or not at all.
 
     Args:
-        path: of the file, which https://ui.perfetto.dev opens.
-        events: of all processes.
-        about: what the trace says of itself.
+        path: path of the file, which https://ui.perfetto.dev opens.
+        events: events of all processes.
+        about: facts that the trace holds about itself.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -262,7 +262,7 @@ def write_events(path: Path, events: Iterable[Event], about: Mapping[str, Any]) 
 
 # -- this process's recorder -----------------------------------------------------------------------------
 
-recorder: Recorder | None = None  # while one records; read by what is to cost nothing otherwise
+recorder: Recorder | None = None  # None while nothing is recorded; hot paths read it directly
 _rank = 0
 _asked = False
 
@@ -276,8 +276,8 @@ def start(folder: str | os.PathLike[str], *, limit: int = LIMIT) -> Recorder:
     """Begin to record; :func:`stop` or the exit writes ``trace.RANK.json`` to ``folder``.
 
     Args:
-        folder: made if it is not there.
-        limit: spans that are kept, about 200 bytes each; the file says how many more there were.
+        folder: folder to write to; made if it does not exist.
+        limit: number of spans that are kept, about 200 bytes each; the file says how many more there were.
 
     Raises:
         RuntimeError: a trace is being recorded.
@@ -304,7 +304,7 @@ def stop() -> Path | None:
     """Stop recording and write the file; return its path, None if nothing was being recorded.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     global recorder
     ended, recorder = recorder, None
@@ -314,7 +314,7 @@ def stop() -> Path | None:
 def step_ended() -> None:
     """Say that a training step ends here, if a trace is being recorded: the next one begins.
 
-    ``hct.advance_step()`` says so, too. Where a program does not, a step ends as an optimizer of torch's has stepped.
+    ``hct.advance_step()`` says so, too. In programs without it, a step ends after the step of a torch optimizer.
     """
     if recorder is not None:
         recorder.step("the program")
@@ -323,10 +323,10 @@ def step_ended() -> None:
 def joined(rank: int) -> None:
     """Set the rank of this process.
 
-    The first time, ``HYBRIDCOMP_TRACE`` is read, and begins a trace.
+    The first call reads ``HYBRIDCOMP_TRACE``, and begins a trace if it is set.
 
     Raises:
-        ConfigError: its folder cannot be made.
+        ConfigError: the folder in it cannot be made.
     """
     global _rank, _asked  # noqa: PLW0603
     _rank = rank
@@ -347,11 +347,11 @@ def files(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def merge(folder: str | os.PathLike[str], late_ns: Mapping[int, float] | None = None) -> Path:
-    """Write one trace of those of all ranks in ``folder``; return it, ``trace.json`` beside them.
+    """Write one trace from those of all ranks in ``folder``; return its path, ``trace.json`` beside them.
 
     Args:
-        folder: that has them.
-        late_ns: what is to be added to the times of a rank, whose clock is behind by as much.
+        folder: folder with the traces.
+        late_ns: nanoseconds to add to the times of a rank, whose clock is behind by as much.
 
     Raises:
         ConfigError: there are none, one is no trace of ours, or the file cannot be written.
@@ -378,10 +378,10 @@ def merge(folder: str | os.PathLike[str], late_ns: Mapping[int, float] | None = 
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Event]]:
-    """Return what a rank's trace says of itself, and its events.
+    """Return a rank trace's facts about itself, and its events.
 
     Raises:
-        ConfigError: it cannot be read, is cut off, or is no trace of ours.
+        ConfigError: the file cannot be read, is cut off, or is no trace of ours.
     """
     try:
         text = path.read_text(encoding="utf-8")

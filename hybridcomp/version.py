@@ -1,4 +1,4 @@
-"""The version of hybridcomp, which all ranks of a job must have in common: others may write other bytes."""
+"""Define the version of hybridcomp, which all ranks of a job must share: others may write other bytes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def check_versions(versions: Sequence[bytes]) -> None:
     """Check that all ranks have this process's version.
 
     Args:
-        versions: of each rank, in :data:`VERSION_BYTES` bytes.
+        versions: version of each rank, in :data:`VERSION_BYTES` bytes.
 
     Raises:
-        MismatchError: names the ranks, and both versions.
+        MismatchError: a rank has another one; names the ranks, and both versions.
     """
     mine = packed_version()
     others = [rank for rank, theirs in enumerate(versions) if theirs.ljust(VERSION_BYTES, b"\0") != mine]

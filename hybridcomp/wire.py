@@ -1,4 +1,4 @@
-"""The header that every message begins with: 32 bytes, little-endian, then the payload.
+"""Define the header that every message begins with: 32 bytes, little-endian, then the payload.
 
 ===== ======= ==========================================================
 bytes  field   meaning
@@ -42,7 +42,7 @@ MAX_COUNT = 1 << 48  # more elements than any address space holds; keeps size ar
 
 @dataclass(slots=True)
 class Header:
-    """A checked header. ``count`` is in elements, ``payload`` in bytes."""
+    """Checked header. ``count`` is in elements, ``payload`` in bytes."""
 
     codec: int
     dtype: DType
@@ -65,8 +65,8 @@ def peek(msg: ByteArray, size: int | None = None) -> Header:
         size: bytes of the message's buffer, if ``msg`` is not all of it.
 
     Raises:
-        WireError: too short, wrong magic or version, unknown dtype, reserved bits set, or a length that
-            does not fit the buffer.
+        WireError: the message is too short, has a wrong magic or version, an unknown dtype, reserved bits set, or a
+            length that does not fit the buffer.
     """
     size = msg.size if size is None else size
     if size < HEADER_BYTES:
@@ -111,11 +111,11 @@ def first_fault(
     *,
     crc: bool = True,
 ) -> int | None:
-    """Check many messages at once; :func:`open_message` then says what is wrong with one of them.
+    """Find the first wrong one of many messages; :func:`open_message` then says what is wrong with it.
 
     Args:
         messages: 1-D uint8 arrays that begin with a message.
-        codec, params, dtype: what every header must say.
+        codec, params, dtype: values that every header must have.
         counts: each message's elements.
         crc: check the CRCs too; False only for messages that no wire has carried.
 
@@ -129,7 +129,7 @@ def first_fault(
 
 
 def _fault(raw: ByteArray) -> WireError:
-    """Say what is wrong with a message that the kernels refused."""
+    """Describe what is wrong with a message that the kernels refused."""
     try:
         header = peek(raw)
     except WireError as error:
@@ -149,7 +149,7 @@ def seal(out: ByteArray, codec: int, params: int, *, dtype: DType, count: int, p
 
 def _as_bytes(msg: Any) -> ByteArray:
     if type(msg) is np.ndarray and msg.dtype is _UINT8 and msg.ndim == 1 and msg.flags.c_contiguous:
-        return msg  # the usual case, without the cost of asking what it is
+        return msg  # the usual case, without the cost of asking its type
     if isinstance(msg, bytes | bytearray | memoryview):
         return np.frombuffer(msg, np.uint8)
     flat = arrays.flatten(msg)

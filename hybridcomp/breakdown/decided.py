@@ -1,4 +1,4 @@
-"""Show what was decided about codecs as a run went on: as a table, and as a picture over its steps."""
+"""Show decisions about codecs during a run: as a table, and as a picture over its steps."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def show(decisions: Decisions, console: Console) -> None:
 
 
 def figure(decisions: Decisions, steps: int) -> dict[str, Any]:
-    """Return a figure of Plotly's: the codec over the steps, a line for each axis, operation and tensor.
+    """Return a Plotly figure: the codec over the steps, a line for each axis, operation and tensor.
 
     Args:
         decisions: at least one.
-        steps: of the run.
+        steps: steps of the run.
     """
     lines: dict[str, list[Mapping[str, Any]]] = {}
     for one in decisions:

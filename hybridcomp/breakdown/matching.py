@@ -1,4 +1,4 @@
-"""Find an operation's other ranks in their traces: for whom it waited, and how far apart clocks can be."""
+"""Match operations across the ranks' traces: when a rank waited for others, and how far apart clocks can be."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Pair = tuple[int, Operation, int, Operation]  # rank and operation of the sender
 
 
 class Matches:
-    """The operations of all ranks that belong together.
+    """Operations of all ranks, matched with each other.
 
     Args:
-        ranks: their traces.
+        ranks: traces of the ranks.
 
     Attributes:
-        collectives: by communicator and number, the operation of each rank.
-        messages: sends with their receives.
+        collectives: operation of each rank, by communicator and number.
+        messages: pairs of a send and its receive.
     """
 
     def __init__(self, ranks: Sequence[RankTrace]) -> None:
@@ -52,11 +52,11 @@ class Matches:
         ]
 
     def find_waits(self) -> None:
-        """Set ``until`` of each operation: until when its rank could only wait for others.
+        """Set ``until`` of each operation: the time until which its rank could only wait for others.
 
-        Of a collective in which each rank needs all, until the last one of the others had something to send; of one
-        from or to a root, until the root had, or the last one. Of a receive, until the sender had; of a send, until the
-        receiver was there.
+        In a collective in which each rank needs all, a rank waits until the last of the others had something to send;
+        in one from a root, until the root had; in one to a root, the root waits until the last rank had. A receive
+        waits until the sender had something to send, a send until the receiver was there.
         """
         for (comm, _), of_rank in self.collectives.items():
             group = self._groups.get(comm, ())
@@ -68,7 +68,7 @@ class Matches:
             sent.until = max(sent.began, received.began)
 
     def orders(self) -> Iterator[tuple[int, float, int, float]]:
-        """Yield a rank and a time, and another rank and a time of which its own clock must say that it was later."""
+        """Yield pairs of events in order: a rank and a time, then another rank and a later time by its own clock."""
         for (comm, _), of_rank in self.collectives.items():
             group = self._groups.get(comm, ())
             for rank, operation in of_rank.items():
@@ -98,21 +98,21 @@ def _needs(
 
 
 def clock_offsets(ranks: Sequence[RankTrace], matches: Matches) -> tuple[dict[int, float], float]:
-    """Estimate what to add to the times of each rank, from what must have been before what.
+    """Estimate the seconds to add to the times of each rank, from which events must precede others.
 
     Ranks of one machine share a clock. Between machines each message, and each collective in which one rank needs
-    another, is a ping: it cannot end before the other has begun. The bounds of all of them, by way of other machines,
-    too, leave a range for each offset; its middle is taken.
+    another, is a ping: it cannot end before the other rank has begun. All these bounds, also by way of other machines,
+    leave a range for each offset; its middle is taken.
 
     Returns:
-        Seconds by rank; and the most by which one may be wrong: infinite where machines exchanged nothing.
+        Seconds by rank, and the largest possible error of one of them: infinite where machines exchanged nothing.
     """
     clocks = sorted({one.clock for one in ranks})
     of_rank = {one.rank: clocks.index(one.clock) for one in ranks}
     count = len(clocks)
     if count == 1:
         return dict.fromkeys(of_rank, 0.0), 0.0
-    # most[a][b]: by how much the offset of a is greater than that of b, at most
+    # most[a][b]: largest amount by which the offset of a can exceed that of b
     most = [[0.0 if a == b else math.inf for b in range(count)] for a in range(count)]
     for early, before, late, after in matches.orders():
         a, b = of_rank[early], of_rank[late]

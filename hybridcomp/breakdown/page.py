@@ -32,7 +32,7 @@ COLOURS = {
 }
 PATTERNS = {"encode": "x", "decode": ".", "waiting": "/"}
 _OF_AXES = (style.SERIES[3], style.SERIES[4], style.SERIES[6])
-_MOST_BARS = 20_000  # of a timeline: browsers draw as many in a second
+_MOST_BARS = 20_000  # bars of a timeline: browsers draw as many in a second
 
 _STYLE = """
 <style>
@@ -63,15 +63,15 @@ Figure = dict[str, Any]
 
 
 def page(breakdowns: Sequence[Breakdown], title: str, decided: Figure | None = None) -> str:
-    """Return the page of the steps of one or more runs.
+    """Return the HTML page of the steps of one or more runs.
 
     Args:
-        breakdowns: of the runs.
-        title: above it.
-        decided: a figure of what was decided about codecs; None for none.
+        breakdowns: split steps, one for each run.
+        title: heading of the page.
+        decided: figure of the decisions about codecs; None for none.
 
     Raises:
-        ConfigError: it lacks what :func:`missing` says.
+        ConfigError: a library is missing that the page needs (:func:`missing`).
     """
     lacking = missing()
     if lacking is not None:
@@ -91,7 +91,7 @@ def page(breakdowns: Sequence[Breakdown], title: str, decided: Figure | None = N
 
 
 def missing() -> str | None:
-    """Say what a page lacks here, or return None."""
+    """Name what is missing here to draw a page, or return None."""
     if find_spec("plotly") is None:
         return "the picture needs Plotly: pip install 'hybridcomp[report]'"
     return None
@@ -152,7 +152,7 @@ def _ms(values: Sequence[float]) -> list[float]:
 
 
 def rank_bars(breakdown: Breakdown) -> Figure:
-    """Return bars of each rank's average step, stacked of its parts."""
+    """Return bars of each rank's average step, stacked from its parts."""
     found = columns(breakdown)
     names = [f"rank {one.rank}" for one in breakdown.ranks]
     hover = "%{y}: %{x:.1f} ms<extra>%{fullData.name}</extra>"
@@ -170,7 +170,7 @@ def rank_bars(breakdown: Breakdown) -> Figure:
 
 
 def axis_bars(breakdown: Breakdown) -> Figure:
-    """Return bars of each axis's communication on an average rank: exposed, stacked of its parts, and hidden."""
+    """Return bars of each axis's communication on an average rank: exposed, stacked from its parts, and hidden."""
     axes = breakdown.axes
     found = [axis_columns(breakdown, axis) for axis in axes]
     hover = "%{y}: %{x:.1f} ms<extra>%{fullData.name}</extra>"
@@ -185,7 +185,7 @@ def axis_bars(breakdown: Breakdown) -> Figure:
 
 
 def timeline(breakdown: Breakdown, step: int) -> Figure:
-    """Return one step over time: of each rank a row of its program, and one of its operations."""
+    """Return one step over time: for each rank a row of its program, and one of its operations."""
     rows = [row for row in breakdown.rows if row.step == step]
     start = min(row.began for row in rows)
     bars: list[tuple[str, str, float, float, float, str]] = []  # name, colour, row, began, ended, text

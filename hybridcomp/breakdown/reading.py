@@ -1,4 +1,4 @@
-"""Read the traces of a run's ranks, and check that they are of one run, and of all its ranks."""
+"""Read the traces of a run's ranks, and check that they are from one run and complete."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Operation:
     """An operation of one rank. Times are seconds since the first rank's trace began.
 
     Attributes:
-        axis, op: of the communicator, and its kind.
-        began, ended: when.
-        encodes, decodes: in order of time.
-        comm: its communicator; the same on all ranks. None where the trace does not say it.
-        n: its number there, the same on all ranks: of collectives, and apart from them of messages.
-        peer, tag: of a message: the rank in the job.
-        root: rank in the communicator.
-        until: until when this rank could only wait for others.
+        axis, op: mesh axis of the communicator, and kind of operation.
+        began, ended: start and end.
+        encodes, decodes: intervals of encoding and decoding, in order of time.
+        comm: key of the communicator; the same on all ranks. None where the trace does not name it.
+        n: number of the operation on its communicator, the same on all ranks; collectives and messages count apart.
+        peer, tag: other rank of a message, by its number in the job, and the message's tag.
+        root: root's rank in the communicator.
+        until: time until which this rank could only wait for others.
     """
 
     axis: str
@@ -55,11 +55,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Wait:
-    """A time in which a thread of the program was in an operation, and could not compute.
+    """Time in which a thread of the program was in an operation, and could not compute.
 
     Attributes:
-        began, ended: seconds.
-        axis, comm, n, message: of the operation; ``comm`` is None where it was whatever was in flight.
+        began, ended: start and end in seconds.
+        axis, comm, n, message: the operation; ``comm`` is None where the thread waited for whatever was in flight.
     """
 
     began: float
@@ -72,15 +72,15 @@ class Wait:
 
 @dataclass(frozen=True)
 class RankTrace:
-    """The record of one rank.
+    """Record of one rank.
 
     Attributes:
-        path: the file.
-        rank, host, clock: of the process; ``clock`` is alike where clocks are the same.
-        groups: the ranks of its communicators.
-        operations, waits: sorted by their beginning.
-        steps: by what says when they ended.
-        lost: spans that are not in it.
+        path: file of the trace.
+        rank, host, clock: place of the process; ``clock`` is equal where clocks are the same.
+        groups: ranks of each communicator.
+        operations, waits: sorted by start.
+        steps: intervals of the steps, by the source that reported their ends.
+        lost: number of spans that the trace had no room for.
     """
 
     path: Path
@@ -94,7 +94,7 @@ class RankTrace:
     lost: int
 
     def later(self, seconds: float) -> RankTrace:
-        """Return the trace with its times so much later."""
+        """Return the trace with its times so many seconds later."""
         if not seconds:
             return self
 
@@ -122,7 +122,7 @@ def read(folder: Path) -> list[RankTrace]:
     """Read the traces of a folder, sorted by rank.
 
     Raises:
-        ConfigError: a file is cut off or no trace of ours, two are of one rank, or they are of different runs.
+        ConfigError: a file is cut off or no trace of ours, two are from one rank, or they are from different runs.
     """
     found = [(path, *trace.read(path)) for path in trace.files(folder)]
     if not found:
@@ -143,10 +143,10 @@ def read(folder: Path) -> list[RankTrace]:
 
 
 def check_complete(folder: Path, ranks: Sequence[RankTrace]) -> None:
-    """Check that all ranks are there that took part.
+    """Check that the traces of all ranks are there.
 
     Raises:
-        ConfigError: some are not.
+        ConfigError: some are missing.
     """
     here = {one.rank for one in ranks}
     missing = sorted({r for one in ranks for group in one.groups.values() for r in group if r >= 0} - here)

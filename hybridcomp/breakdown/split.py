@@ -1,4 +1,4 @@
-"""Split each step of each rank: into computing, and into what kept it from that."""
+"""Split each step of each rank into computing and exposed communication."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from hybridcomp.errors import ConfigError
 KINDS = ("encode", "wire", "decode", "waiting")
 WARMUP = 3  # steps: allocations, caches, first connections
 NO_STEPS = "a step ends with an optimizer's step(), hct.advance_step(), or hc.trace.step_ended()"
-_NO_AXIS = "other"  # of waits for whatever was in flight, where nothing that is recorded was
+_NO_AXIS = "other"  # axis of waits for whatever was in flight, where no recorded operation was
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A time of one rank's program in which it could not compute.
+    """Time of one rank's program in which it could not compute.
 
     Attributes:
-        axis: of the operation that it was in.
-        kind: of :data:`KINDS`: what the rank did meanwhile, for that operation or another one.
-        began, ended: seconds.
+        axis: mesh axis of the operation that the program was in.
+        kind: one of :data:`KINDS`: what the rank did meanwhile, for that operation or another one.
+        began, ended: start and end in seconds.
     """
 
     axis: str
@@ -56,11 +56,11 @@ class RankStep:
 
     Attributes:
         rank, step: from 0.
-        began, ended: when.
-        compute: all that was no exposed communication.
-        exposed: by axis and kind, communication that kept the program from computing.
-        hidden: by axis and kind, communication behind computing; ``waiting`` is none.
-        slices: what ``exposed`` is the sum of, in order of time.
+        began, ended: start and end.
+        compute: all time without exposed communication.
+        exposed: communication that kept the program from computing, by axis and kind.
+        hidden: communication behind computing, by axis and kind; ``waiting`` is always 0.
+        slices: intervals that sum to ``exposed``, in order of time.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class RankStep:
 
     @property
     def seconds(self) -> float:
-        """Return how long it took."""
+        """Return the length of the step."""
         return self.ended - self.began
 
     def of_kind(self, kind: str) -> float:
@@ -93,16 +93,16 @@ class RankStep:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The steps of a run.
+    """Split steps of a run.
 
     Attributes:
-        folder: of the traces.
-        ranks: their traces, on one clock.
-        by: what said when steps ended.
-        skipped: steps before the first of these.
-        rows: of each step and rank.
+        folder: folder of the traces.
+        ranks: traces of the ranks, on one clock.
+        by: source that reported the steps' ends.
+        skipped: number of steps left out at the start.
+        rows: one for each step and rank.
         offsets: seconds that were added to each rank's times.
-        clock_error: seconds by which one of them may be wrong, at most.
+        clock_error: seconds by which an offset may be wrong, at most.
     """
 
     folder: Path
@@ -115,7 +115,7 @@ class Breakdown:
 
     @property
     def axes(self) -> list[str]:
-        """Return the axes, those that are exposed most first."""
+        """Return the axes, the most exposed first."""
         total: dict[str, float] = {}
         for row in self.rows:
             for axis in (*row.exposed, *row.hidden):
@@ -129,7 +129,7 @@ class Breakdown:
 
     @property
     def lost(self) -> int:
-        """Return how many spans are not in the traces."""
+        """Return the number of spans that are missing from the traces."""
         return sum(one.lost for one in self.ranks)
 
     def of_rank(self, rank: int) -> list[RankStep]:
@@ -141,7 +141,7 @@ def aligned(folder: Path) -> tuple[list[RankTrace], dict[int, float], float]:
     """Read a folder's traces, and put them on one clock.
 
     Returns:
-        The traces; the seconds that were added to the times of each rank; and by how much one may be wrong.
+        The traces; the seconds that were added to the times of each rank; and the most by which one may be wrong.
 
     Raises:
         ConfigError: see :func:`~hybridcomp.breakdown.reading.read`.
@@ -152,7 +152,7 @@ def aligned(folder: Path) -> tuple[list[RankTrace], dict[int, float], float]:
 
 
 def has_steps(ranks: Iterable[RankTrace]) -> bool:
-    """Tell whether some rank has said when steps ended."""
+    """Tell whether any rank has recorded the ends of steps."""
     return any(one.steps for one in ranks)
 
 
@@ -167,9 +167,9 @@ def split(
     """Split the steps of a run.
 
     Args:
-        folder: of the traces.
-        ranks, offsets, clock_error: of :func:`aligned`.
-        warmup: steps that are left out; fewer where there would be none.
+        folder: folder of the traces.
+        ranks, offsets, clock_error: results of :func:`aligned`.
+        warmup: first steps to leave out; fewer where none would be left.
 
     Raises:
         ConfigError: ranks are missing, or none has a step.
@@ -204,7 +204,7 @@ class _Rank:
         self._waits = one.waits
 
     def split(self, steps: Sequence[Interval], *, first: int) -> list[RankStep]:
-        """Return the steps; those must be sorted, and apart."""
+        """Return the split steps; the given ones must be sorted and must not overlap."""
         began, ended = [s[0] for s in steps], [s[1] for s in steps]
         operations: list[list[Operation]] = [[] for _ in steps]
         for o in self._operations:
@@ -250,10 +250,10 @@ class _Rank:
     def _blocked(
         self, step: Interval, operations: list[Operation], waits: list[Wait]
     ) -> tuple[dict[str, Intervals], dict[str, Intervals]]:
-        """Return by axis when the program was in operations of it; and when of that they waited for others."""
+        """Return, by axis, when the program was in operations, and the times in which these waited for other ranks."""
         blocked: dict[str, Intervals] = {}
         waited: dict[str, Intervals] = {}
-        at = step[0]  # of waits of several threads that overlap, the first counts
+        at = step[0]  # where waits of several threads overlap, the first counts
         for wait in waits:
             began, ended = max(wait.began, at), min(wait.ended, step[1])
             if began >= ended:
@@ -276,7 +276,7 @@ def _in_flight(operations: list[Operation], at: float) -> Operation | None:
 
 
 def _hidden(operations: list[Operation], computing: Intervals) -> dict[str, dict[str, float]]:
-    """Return by axis and kind what operations did while the program computed."""
+    """Return by axis and kind the seconds of operations behind computing."""
     by_axis: dict[str, list[Operation]] = {}
     for o in operations:
         by_axis.setdefault(o.axis, []).append(o)

@@ -1,4 +1,4 @@
-"""Sum up the split steps of a run: the mean and the most of each rank's, as tables and as JSON."""
+"""Sum up the split steps of a run: mean and maximum over ranks, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from hybridcomp.breakdown.split import KINDS, Breakdown, RankStep
 
 FORMAT = 1
 COLUMNS = ("step", "compute", *KINDS)
-_DIGITS = 7  # of seconds in the JSON: a tenth of a microsecond
+_DIGITS = 7  # decimals of seconds in the JSON: a tenth of a microsecond
 
 
 @dataclass(frozen=True)
 class Share:
-    """Some times of an average step, in seconds, by name: one of each rank.
+    """Seconds of one quantity in an average step, for each rank.
 
     Attributes:
-        of_rank: by rank.
+        of_rank: seconds by rank.
     """
 
     of_rank: dict[int, float]
 
     @property
     def mean(self) -> float:
-        """Return the mean of the ranks."""
+        """Return the mean over the ranks."""
         return fmean(self.of_rank.values())
 
     @property
     def worst(self) -> float:
-        """Return the most."""
+        """Return the largest value of any rank."""
         return max(self.of_rank.values())
 
     @property
     def worst_rank(self) -> int:
-        """Return the rank that has the most."""
+        """Return the rank with the largest value."""
         return max(self.of_rank, key=lambda rank: self.of_rank[rank])
 
 
 def share(breakdown: Breakdown, seconds: Callable[[RankStep], float]) -> Share:
-    """Return the mean over the steps of something that each step has, for each rank."""
+    """Return the mean over the steps of a quantity of each step, for each rank."""
     return Share({one.rank: fmean(map(seconds, breakdown.of_rank(one.rank))) for one in breakdown.ranks})
 
 
 def columns(breakdown: Breakdown) -> dict[str, Share]:
-    """Return a step's seconds, computing, and exposed communication by kind."""
+    """Return the shares of a step's seconds, its computing, and its exposed communication by kind."""
 
     def of_kind(kind: str) -> Callable[[RankStep], float]:
         return lambda row: row.of_kind(kind)
@@ -60,7 +60,7 @@ def columns(breakdown: Breakdown) -> dict[str, Share]:
 
 
 def axis_columns(breakdown: Breakdown, axis: str) -> dict[str, Share]:
-    """Return the exposed communication of an axis, in all and by kind, and what of it was hidden."""
+    """Return the shares of an axis's exposed communication, in all and by kind, and of its hidden communication."""
 
     def exposed(kind: str) -> Callable[[RankStep], float]:
         return lambda row: row.exposed.get(axis, {}).get(kind, 0.0)
@@ -71,7 +71,7 @@ def axis_columns(breakdown: Breakdown, axis: str) -> dict[str, Share]:
 
 
 def said_of(breakdown: Breakdown) -> str:
-    """Return in words what was split."""
+    """Describe in words what was split."""
     steps = breakdown.steps
     ranks, count = len(breakdown.ranks), len(steps)
     return (
@@ -81,7 +81,7 @@ def said_of(breakdown: Breakdown) -> str:
 
 
 def concerns(breakdown: Breakdown) -> list[str]:
-    """Return what a reader should know of how well the times are known."""
+    """Return caveats on the accuracy of the times."""
     found = []
     if len({one.clock for one in breakdown.ranks}) > 1:
         error = breakdown.clock_error
@@ -168,7 +168,7 @@ def _axes_table(breakdown: Breakdown) -> Table:
 
 
 def as_json(breakdown: Breakdown) -> dict[str, Any]:
-    """Return all of it in JSON's types; times are seconds."""
+    """Return the breakdown in JSON's types; times are seconds."""
     error = breakdown.clock_error
     return {
         "format": FORMAT,
@@ -212,12 +212,12 @@ def _row(row: RankStep) -> dict[str, Any]:
 
 
 def median_step(breakdown: Breakdown) -> int:
-    """Return the step whose slowest rank took as long as that of half of them."""
+    """Return the median step, by the time of its slowest rank."""
     return _by_length(breakdown)[len(breakdown.steps) // 2]
 
 
 def longest_step(breakdown: Breakdown) -> int:
-    """Return the step whose slowest rank took longest."""
+    """Return the longest step, by the time of its slowest rank."""
     return _by_length(breakdown)[-1]
 
 

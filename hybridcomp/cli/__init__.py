@@ -1,1 +1,1 @@
-"""The command line: arguments in, calls down, text out. One file for each sub-command."""
+"""Command line: arguments in, calls down, text out. One file for each sub-command."""

@@ -30,31 +30,31 @@ from hybridcomp.schedules.topology import Topology
 
 _TAG = 1
 _BIG = 8 << 20  # bytes: far more than the burst that a shaped link lets through at once
-_BURSTS = tuple(1 << power for power in range(16, 22))  # bytes of messages that may pass at once
-_SAVING = 0.05  # seconds in which a shaped link saves its burst
-_TRIES = 4  # of each
+_BURSTS = tuple(1 << power for power in range(16, 22))  # bytes of messages, tried in turn to find the burst
+_SAVING = 0.05  # seconds of rest in which a shaped link saves up its burst
+_TRIES = 4  # rounds of each measurement
 _SLOW = 1.0  # seconds of a big message, past which few are enough
 _LEAST = 2
-_MORE = 1.25  # times what a host sends, from which on what enters it is another rate
-_MOST_CORES = 1024  # of a machine, that are told apart
-_TINY = 1024  # bytes of a chunk that takes no time but for being a message
+_MORE = 1.25  # times what one host sends: a host's incoming rate above this is a rate of its own
+_MOST_CORES = 1024  # most cores of a machine that are told apart
+_TINY = 1024  # bytes of a chunk whose only cost is that it is a message
 _CHUNKS = 32
-_OF_OPERATIONS = 8  # of a model, measured in the time of a codec: there are a hundred
-_SOME_SIZE = 0.5  # of a message by a codec that was not measured
+_OF_OPERATIONS = 8  # each of a model's hundred operations gets a codec's seconds over this
+_SOME_SIZE = 0.5  # message bytes over encoded bytes, for a codec that was not measured
 
 
 @dataclass(frozen=True)
 class Effort:
-    """The amount of work to measure.
+    """Amount of work to spend on measuring.
 
     Attributes:
         pings: small messages there and back.
-        messages: big ones; the first does not count.
-        seconds: of computing on each codec.
+        messages: big messages; the first does not count.
+        seconds: computing time for each codec.
         cell: seconds of repetitions of a collective of one size.
-        longest: seconds of a collective beyond which its larger sizes are left out.
-        largest: bytes of a collective.
-        finely: powers of two are measured of MPI's own collectives, or every second one; and more collectives of ours.
+        longest: seconds of a collective beyond which larger sizes are left out.
+        largest: bytes of the largest collective.
+        finely: measure MPI's own collectives at every power of two, not every second one; and more collectives of ours.
         fit: seconds of fitting, at most.
     """
 
@@ -91,7 +91,7 @@ QUICK = Effort(
 
 
 def hosts_of(comm: MPI.Comm) -> tuple[Topology, bool]:
-    """Find out which ranks share a host, and whether those of each read messages in place; collective."""
+    """Return which ranks share a host, and whether those of each host read messages in place; collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
         topology = discover(comm, node)
@@ -102,16 +102,16 @@ def hosts_of(comm: MPI.Comm) -> tuple[Topology, bool]:
 
 
 def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> tuple[Profile, list[str]]:
-    """Measure what the ranks of ``comm`` can. Collective; all ranks get the same.
+    """Measure all parts of a profile that the ranks of ``comm`` allow. Collective; all ranks get the same.
 
     Args:
-        comm: nobody else uses it.
-        hosts: where its ranks are.
-        old: what stays of tiers that there are not.
-        effort: how long.
+        comm: communicator that nobody else uses.
+        hosts: hosts of its ranks.
+        old: profile whose values stay for tiers that these ranks do not have.
+        effort: amount of work.
 
     Returns:
-        The profile, and what was not measured and why.
+        The profile, and notes on what was not measured and why.
 
     Raises:
         CollectiveTimeoutError: a rank no longer answers.
@@ -150,7 +150,7 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
         speeds[codec.spec] = Speed(
             *middle(comm, [mine.encode, mine.decode, mine.add, mine.overhead, mine.size])
         )
-    # The codecs that were not measured are not the fast ones.
+    # Codecs that were not measured get the slowest speeds.
     speeds[DEFAULT] = Speed(
         encode=min(s.encode for s in speeds.values()),
         decode=min(s.decode for s in speeds.values()),
@@ -174,7 +174,7 @@ def compute(comm: MPI.Comm, effort: Effort) -> tuple[Fitted | None, list[str]]:
     """Measure how fast ranks execute a model's operations, all at once. Collective; all ranks get the same.
 
     Returns:
-        The fit to the median of the ranks' times, and why there is none.
+        The fit to the median of the ranks' times, and the reasons where there is none.
     """
     needed = ("torch", "scipy")
     if not agreed(comm, all(importlib.util.find_spec(name) for name in needed)):
@@ -202,7 +202,7 @@ def _message(comm: MPI.Comm, rounds: int) -> float:
 
 
 def _round(comm: MPI.Comm, count: int) -> float:
-    """Measure the seconds of one exchange among all ranks more: what waking costs is in it, and not in ``_ping``.
+    """Measure the seconds of one more exchange among all ranks, with the cost of waking, which ``_ping`` leaves out.
 
     They are the difference between short all-reduces of two exchanges and of one; collective over ``comm``.
     """
@@ -238,7 +238,7 @@ def _tier(comm: MPI.Comm, ring: list[int], pair: tuple[int, int], effort: Effort
 def _burst(comm: MPI.Comm, ring: list[int], bandwidth: float) -> float:
     """Measure the bytes that links pass at once after a rest; collective over ``comm``.
 
-    They are those of the largest message that takes less than half of its time at the rate; 0 if there is none.
+    They are those of the largest message that takes less than half of its time at ``bandwidth``; 0 if there is none.
     """
     passed = 0
     for size in _BURSTS:
@@ -255,11 +255,11 @@ def _burst(comm: MPI.Comm, ring: list[int], bandwidth: float) -> float:
 def _incoming(comm: MPI.Comm, ring: list[int], bandwidth: float) -> float:
     """Measure the bytes/s that enter a host to which all others send at once; collective over ``comm``.
 
-    Returns 0 if that is about what one of them sends.
+    Returns 0 if that is about the rate at which one of them sends.
     """
     taken = 0.0
     target, *others = ring
-    for _ in range(2):  # the first makes connections
+    for _ in range(2):  # the first round makes connections
         rest(comm)
         begin = time.perf_counter()
         if comm.rank == target:
@@ -274,13 +274,13 @@ def _incoming(comm: MPI.Comm, ring: list[int], bandwidth: float) -> float:
 
 
 def _cores(comm: MPI.Comm) -> float:
-    """Return the cores that a rank has, at most 1, on the machine where there are fewest for each; collective.
+    """Return the cores of each rank, at most 1, on the machine with the fewest for each; collective.
 
     Hosts are of one machine, as those of a lab are, if the kernel was booted once for them.
     """
     try:
         machine = float(zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes()))
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         machine = float(zlib.crc32(platform.node().encode()))
     able = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     numbers = [float(number in able) for number in range(_MOST_CORES)]

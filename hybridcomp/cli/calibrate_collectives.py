@@ -1,4 +1,4 @@
-"""Time collectives for a profile, and fit it to them: what of ``doctor --calibrate`` is of whole operations.
+"""Time collectives for a profile, and fit it to them: the part of ``doctor --calibrate`` on whole operations.
 
 Each fit is judged by sizes that it was not given.
 """
@@ -45,20 +45,20 @@ _CASES = (
 )
 _QUICK_CASES = 5
 _FITTED = (10, 14, 18, 22)  # logarithms to the base 2 of the bytes
-_HELD_OUT = (11, 15, 19)  # and of a third of the bytes, so that those lie between
+_HELD_OUT = (11, 15, 19)  # logarithms of a third of the bytes, so that these sizes lie between those
 _OWN = range(6, 25)
 _OWN_HELD_OUT = range(5, 23, 2)
-_NEAR = 8  # of the longest: a time below it is no sign that the next size takes too long
-_OF_OWN = 2  # times the seconds of one of its sizes are those of one of ours: it has more of them
+_NEAR = 8  # a time below the longest over this is no sign that the next size takes too long
+_OF_OWN = 2  # each size of MPI's own operations gets a cell's seconds over this: there are more sizes
 _FIRST = {op: next(iter(ALGORITHMS[op])) for op in SELECTABLE}
 
 
 @dataclass(frozen=True)
 class Series:
-    """The seconds of an operation by its bytes.
+    """Seconds of an operation by its bytes.
 
     Attributes:
-        fitted, held_out: for a fit, and to judge it by.
+        fitted, held_out: seconds to fit, and seconds to judge the fit by.
     """
 
     fitted: dict[int, float]
@@ -67,12 +67,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Measured:
-    """The times of collectives.
+    """Times of collectives.
 
     Attributes:
-        fitted, held_out: of our algorithms.
-        own: of MPI's own operations.
-        hosts: of the ranks.
+        fitted, held_out: timings of hybridcomp's algorithms.
+        own: series of MPI's own operations, by operation.
+        hosts: hosts of the ranks.
     """
 
     fitted: Sequence[Timing]
@@ -82,15 +82,15 @@ class Measured:
 
 
 def measure(comm: MPI.Comm, hosts: Topology, effort: Effort) -> tuple[Measured | None, list[str]]:
-    """Time collectives of several sizes, ours and MPI's own. Collective; all ranks get the same.
+    """Time collectives of several sizes, hybridcomp's and MPI's own. Collective; all ranks get the same.
 
     Args:
-        comm: nobody else uses it.
-        hosts: where its ranks are.
-        effort: how long, and how large.
+        comm: communicator that nobody else uses.
+        hosts: hosts of its ranks.
+        effort: seconds, and the largest size.
 
     Returns:
-        The times, and why there are none.
+        The times, and the reasons where there are none.
 
     Raises:
         CollectiveTimeoutError: a rank no longer answers.
@@ -127,12 +127,12 @@ def refine(profile: Profile, measured: Measured, effort: Effort) -> tuple[Profil
     """Fit a profile to the times of collectives.
 
     Args:
-        profile: links, memory and codecs as they were measured alone.
+        profile: links, memory and codecs as measured alone.
         measured: the times.
-        effort: seconds, at most.
+        effort: seconds of fitting, at most.
 
     Returns:
-        The profile; for people, how well predictions hold on sizes that no fit was given; and what was not fitted.
+        The profile; errors of predictions at sizes that no fit was given, in words; and notes on what was not fitted.
     """
     if not measured.fitted or not measured.held_out:
         return profile, {}, ["collectives take too long here for costs of them to be fitted"]
@@ -171,7 +171,7 @@ def refine(profile: Profile, measured: Measured, effort: Effort) -> tuple[Profil
 
 
 class _Timer:
-    """Times operations of some sizes, on communicators that it makes."""
+    """Timer of operations at several sizes, on communicators that it makes."""
 
     def __init__(self, world: MPI.Comm, effort: Effort) -> None:
         self._world = world
@@ -187,7 +187,7 @@ class _Timer:
         """Time MPI's own operation; collective."""
         step = 1 if self._effort.finely else 2
         sizes = _sizes(_OWN[::step], _OWN_HELD_OUT[::step])
-        # A sum would be the engine's.
+        # The compiled engine would run a sum.
         return self._series(_FIRST, op, "none", sizes, self._effort.cell / _OF_OWN, MPI.MAX)
 
     def free(self) -> None:
@@ -210,7 +210,7 @@ class _Timer:
             self._made[key] = communicator(self._world, CHUNK, forced)
         comm = self._made[key]
         series = Series({}, {})
-        taken, slowness = 0.0, 0.0  # seconds, and of a byte
+        taken, slowness = 0.0, 0.0  # seconds, and seconds of a byte
         longest = self._effort.longest
         for nbytes, is_held_out in sizes:
             if nbytes > self._effort.largest or (taken > longest / _NEAR and slowness * nbytes > longest):
@@ -224,12 +224,12 @@ class _Timer:
 
 
 def _sizes(fitted: Iterable[int], held_out: Iterable[int]) -> list[tuple[int, bool]]:
-    """Return bytes in ascending order, and whether they are held out."""
+    """Return sizes in bytes, ascending, each with whether it is held out."""
     return sorted([(1 << power, False) for power in fitted] + [(3 << power, True) for power in held_out])
 
 
 def _setting(op: str, nbytes: int, codec: str, hosts: Topology) -> Setting:
-    """Return the setting of what was timed: a send has two ranks, in it and in its schedule."""
+    """Return the setting of a timed operation: a send has two ranks, in it and in its schedule."""
     ranks, count, largest = len(hosts.hosts), hosts.count, hosts.largest
     if op == "send":
         far = hosts.hosts[0] != hosts.hosts[ranks // 2]
@@ -238,6 +238,6 @@ def _setting(op: str, nbytes: int, codec: str, hosts: Topology) -> Setting:
 
 
 def _told(errors: dict[str, float]) -> str:
-    """Return errors as text."""
+    """Return relative errors as text."""
     mean, most = (100 * errors[key] for key in ("geometric mean", "95th percentile"))
     return f"{mean:.1f} % (geometric mean), 95th percentile {most:.0f} %, of {errors['cells']} sizes"

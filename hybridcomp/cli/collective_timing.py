@@ -1,4 +1,4 @@
-"""Time collectives on the ranks there are, each from a barrier on until the slowest rank has its result."""
+"""Time collectives on the ranks of a communicator, each from a barrier until the slowest rank has its result."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hybridcomp.collectives.algorithms.selection import CHUNK_VARIABLE, VARIABLE
 
 _ELEMENT = 4  # bytes
 _LEAST, _MOST = 5, 60  # repetitions
-_FEW = 2  # of those that alone take longer than they should all together
+_FEW = 2  # repetitions of an operation that alone takes longer than all together should
 _TAG = 1
 
 
 class Prepared(NamedTuple):
-    """An operation that can be repeated.
+    """Operation that can be repeated.
 
     Attributes:
-        call: does it once.
-        result: where its result is.
-        nbytes: of the array that is summed or sent; of all ranks' blocks together where each has one.
+        call: runs the operation once.
+        result: array that receives the result.
+        nbytes: bytes of the array that is summed or sent; of all ranks' blocks together where each rank has one.
     """
 
     call: Callable[[], Any]
@@ -37,11 +37,11 @@ class Prepared(NamedTuple):
 
 
 class Repeated(NamedTuple):
-    """The repetitions of an operation.
+    """Times of an operation's repetitions.
 
     Attributes:
-        seconds: of each, the slowest rank's; the same on all ranks.
-        busy: seconds of this process's processor for one.
+        seconds: slowest rank's seconds for each repetition; the same on all ranks.
+        busy: seconds of this process's processor for one repetition.
     """
 
     seconds: list[float]
@@ -49,12 +49,12 @@ class Repeated(NamedTuple):
 
 
 def communicator(comm: MPI.Comm, chunk: int, algorithms: Mapping[str, str] | None = None) -> Communicator:
-    """Make a communicator that compresses nothing of itself. Collective.
+    """Make a communicator that compresses nothing unless a call says so. Collective.
 
     Args:
-        comm: whose ranks it has.
+        comm: MPI communicator with the ranks.
         chunk: uncompressed bytes of a message.
-        algorithms: by operation, those that it uses; without it they are chosen.
+        algorithms: algorithm of each operation; without it they are chosen.
     """
     forced = ",".join(f"{op}={name}" for op, name in (algorithms or {}).items())
     with _environment({CHUNK_VARIABLE: str(chunk), VARIABLE: forced}):
@@ -79,11 +79,11 @@ def prepared(comm: Communicator, op: str, nbytes: int, codec: str, reduction: MP
     """Prepare an operation on Gaussian fp32 values; a ``send`` is from rank 0 to the rank in the middle.
 
     Args:
-        comm: of its ranks.
-        op: as the cost model has it.
-        nbytes: about: each rank's part has as many elements, at least one.
-        codec: spec.
-        reduction: of an all-reduce.
+        comm: communicator of the ranks.
+        op: operation, as the cost model names it.
+        nbytes: bytes, about: each rank's part has equally many elements, at least one.
+        codec: spec of the codec.
+        reduction: reduction of an all-reduce.
     """
     p = comm.size
     each = max(1, nbytes // _ELEMENT // p)
@@ -115,10 +115,10 @@ def repeat(world: MPI.Comm, comm: Communicator, call: Callable[[], Any], seconds
     """Repeat an operation that all ranks have done once, for about so many seconds. Collective.
 
     Args:
-        world: nobody else uses it.
-        comm: of the same ranks.
-        call: does the operation.
-        seconds: in all: 5 to 60 repetitions, or 2 where one takes longer.
+        world: communicator that nobody else uses.
+        comm: communicator of the same ranks.
+        call: runs the operation.
+        seconds: seconds in all: 5 to 60 repetitions, or 2 where one takes longer.
     """
     begin = time.perf_counter()
     call()

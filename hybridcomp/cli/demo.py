@@ -23,8 +23,8 @@ from hybridcomp.demo.report import Report
 from hybridcomp.demo.runner import Outcome, run_all
 from hybridcomp.lab import KINDS, Lab, Rate
 
-LINES_PER_RUN = 8  # where there is no terminal to draw on
-MINUTES = {DemoPlan(): 3, FULL: 7}  # that a plan takes on two cores, in about
+LINES_PER_RUN = 8  # lines printed for a run where there is no terminal to draw on
+MINUTES = {DemoPlan(): 3, FULL: 7}  # minutes that a plan takes on two cores, about
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Show:
-    """A display of the runs: bars on a terminal, a line now and then elsewhere."""
+    """Display of the runs: bars on a terminal, a line now and then elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -109,7 +109,7 @@ class Show:
             self._print(f"  step {step:4d}  {said}")
 
     def finish(self, run: Run, record: RunRecord) -> None:
-        """Print how it ended."""
+        """Print the result of the run."""
         if self._progress.disable:
             self._print(
                 f"  validation loss {record.val_loss:.3f}, {record.tokens_per_s:,.0f} tokens/s, "
@@ -158,12 +158,12 @@ def main(argv: list[str]) -> int:
 
 
 def announcement(plan: DemoPlan, cores: int, load: float) -> str:
-    """Return what is going to happen, and how long it takes, where that is known.
+    """Return a text about the plan: the runs, and how long they take, where that is known.
 
     Args:
-        plan: of the demonstration.
-        cores: that this process may use.
-        load: of this machine, in processes that run, before it begins.
+        plan: plan of the demonstration.
+        cores: processor cores that this process may use.
+        load: load of this machine before the runs begin, in running processes.
     """
     said = (
         f"Training a GPT under {len(plan.policies)} policies ({', '.join(plan.policies)}), {plan.steps} steps each, "

@@ -1,4 +1,4 @@
-"""``hybridcomp doctor``: tell what is installed and works, and how fast; ``--calibrate`` measures links and codecs."""
+"""Run ``hybridcomp doctor``: tell what is installed and works, and how fast; ``--calibrate`` measures links, codecs."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ sizes that the fit was not given (with the extra plan, which brings SciPy). The 
 HYBRIDCOMP_PROFILE says, else from ~/.config/hybridcomp/profile.toml. The exit code is 0 if hybridcomp can be used here,
 else 1.
 """
-_SECONDS, _QUICK_SECONDS = 0.4, 0.02  # of each codec whose speed is told
+_SECONDS, _QUICK_SECONDS = 0.4, 0.02  # seconds for each codec whose speed is shown
 _ERRORS = "error of predicted collectives"
 _UNUSABLE = 1
 _WRONG_INPUT = 2
 
 
 class Calibrated(NamedTuple):
-    """The measurements of a calibration.
+    """Results of a calibration.
 
     Attributes:
-        profile: links, memory and codecs.
-        others: text of the sections of its file that it does not read itself.
-        notes: what was not measured, and why.
-        errors: of collectives as it predicts them, in words, at sizes that no fit was given.
+        profile: speeds of links, memory and codecs.
+        others: text of the sections in the profile's file that :class:`Profile` does not read.
+        notes: parts that were not measured, and why.
+        errors: errors of the profile's predictions of collectives, in words, at sizes that no fit was given.
     """
 
     profile: Profile
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
     findings = Findings()
     findings.sections["versions"] = inspection.versions()
     findings.sections["kernels"] = inspection.kernels(findings)
-    try:  # what would end this process in MPI's own words
+    try:  # MPI would end this process in its own words
         check_launcher()
         if not inside_mpi():
             check_room(1)
@@ -134,21 +134,21 @@ def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namesp
             profile, errors, notes = calibrate_collectives.refine(calibrated.profile, measured, effort)
             calibrated = Calibrated(profile, calibrated.others, [*calibrated.notes, *notes], errors)
         code = _tell(findings, arguments, calibrated)
-    finally:  # the others wait for it
+    finally:  # the others wait for rank 0
         ranks.shared(comm, code)
     return code
 
 
 def _old() -> Profile:
-    """Return the profile whose values a new one takes over where it does not measure them."""
+    """Return the profile whose values stay where a new calibration does not measure them."""
     try:
         return load_profile()
-    except ConfigError:  # a new one is the way out
+    except ConfigError:  # the file is damaged: a new profile is the way out
         return BUILT_IN
 
 
 def _tell(findings: Findings, arguments: argparse.Namespace, calibrated: Calibrated | None) -> int:
-    """Find out the rest, print all of it and write files; return the exit code."""
+    """Inspect the rest, print all findings and write files; return the exit code."""
     console = Console(file=sys.stdout)
     if not findings.problems:
         findings.speeds = inspection.speeds(_QUICK_SECONDS if arguments.quick else _SECONDS)

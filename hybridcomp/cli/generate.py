@@ -1,4 +1,4 @@
-"""``hybridcomp generate``: generate text from a checkpoint of ``hybridcomp train``."""
+"""Run ``hybridcomp generate``: generate text from a checkpoint of ``hybridcomp train``."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ _THREADS = ("single", "funneled", "serialized", "multiple")
 
 @dataclass
 class Findings:
-    """The findings of an inspection.
+    """Findings of an inspection.
 
     Attributes:
-        sections: by title, what is to be told by name.
-        speeds: by codec: GB/s of fp32 encoded and decoded by a thread, and over those of a copy in memory.
-        problems: what keeps hybridcomp from working; empty where it can be used.
+        sections: facts by name, for each title.
+        speeds: GB/s of fp32 encoded and decoded by one thread, and the same relative to a copy in memory; by codec.
+        problems: reasons why hybridcomp cannot be used; empty where it can.
     """
 
     sections: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Findings:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of hybridcomp and of the packages that it uses; nothing is imported for it."""
+    """Return the versions of hybridcomp and of the packages that it uses, without importing them."""
     found = {"hybridcomp": hybridcomp.__version__, "Python": platform.python_version()}
     found |= {name: _version(name) or "not installed" for name in _PACKAGES}
     found["CuPy"] = next((f"{v} ({name})" for name in _CUPY if (v := _version(name))), "not installed")
@@ -66,9 +66,9 @@ def mpi(comm: MPI.Comm, hosts: int, shares_memory: bool) -> dict[str, str]:
     """Describe the MPI library.
 
     Args:
-        comm: of all ranks.
-        hosts: that they are on.
-        shares_memory: whether ranks of a host can read each other's messages where they are.
+        comm: communicator of all ranks.
+        hosts: number of hosts that they are on.
+        shares_memory: whether ranks of a host can read each other's messages in place.
     """
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
@@ -114,7 +114,7 @@ def gpu() -> dict[str, str]:
 
 
 def speeds(seconds: float) -> dict[str, dict[str, float]]:
-    """Measure codecs beside a copy in memory, for about ``seconds`` each."""
+    """Measure codecs and a copy in memory, for about ``seconds`` each."""
     copy = memory_speed(seconds)
     found = {
         "memcpy": {
@@ -146,7 +146,7 @@ def profile(findings: Findings) -> dict[str, str]:
 
 
 def describe(found: Profile) -> dict[str, str]:
-    """Describe a profile's links, for people."""
+    """Describe a profile's links in words."""
     return {
         "file": found.name,
         "inside a host": f"{found.host.latency * 1e6:.1f} us, {found.host.bandwidth / 1e9:.2f} GB/s",

@@ -1,4 +1,4 @@
-"""``hybridcomp lab``: run a command across hosts with shaped links, made on this machine."""
+"""Run ``hybridcomp lab``: a command across hosts with shaped links, made on this machine."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     lab = Lab(arguments.hosts, arguments.rate, kind=arguments.kind, cores=arguments.cores)
     end_on_signals()
     with lab:
-        # A rank cannot see the terminal that mpiexec's output ends up on; this tells the trainer of it.
+        # A rank cannot see the terminal that mpiexec's output ends up on; this variable tells the trainer about it.
         env = {TERMINAL: str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {}
         environment = lab.environment(arguments.ppn)
         if shutil.which(resolve(command)[0], path=environment["PATH"]) is None:
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
 
 
 def describe(lab: Lab, ppn: int) -> str:
-    """Return one line that says what is up."""
+    """Return one line that describes the running lab."""
     hosts = f"{lab.hosts} host{'s' * (lab.hosts > 1)} with {ppn} rank{'s' * (ppn > 1)} each"
     if lab.kind != "namespaces":
         return f"{hosts} ({lab.kind})"

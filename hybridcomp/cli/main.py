@@ -1,4 +1,4 @@
-"""The ``hybridcomp`` command: finds the sub-command, loads it alone, and turns errors into one line."""
+"""Run the ``hybridcomp`` command: find the sub-command, load it alone, and turn errors into one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from hybridcomp import HybridcompError, __version__
 
-# Each lives in the module of its name, whose main(argv) returns the exit code.
+# Each command lives in the module of its name, whose main(argv) returns the exit code.
 COMMANDS = {
     "demo": "train one model with and without compression on a slow cluster, and compare",
     "doctor": "say what is installed and works here, and how fast; measure links and codecs",

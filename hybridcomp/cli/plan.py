@@ -1,4 +1,4 @@
-"""``hybridcomp plan``: find the fastest split of a job's ranks, and the codec of each axis, without running it."""
+"""Run ``hybridcomp plan``: find the fastest split of a job's ranks, and the codec of each axis, without running it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ Nothing is run, and every figure is predicted. docs/plan.md says how, and how we
 """
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _FILE_WIDTH = 160
-_SCALED = 16  # plans of which --scale takes the best one whose replicas fit the least size
+_SCALED = 16  # plans, of which --scale takes the best one whose replicas fit the least size
 _COLUMNS: tuple[tuple[str, Literal["left", "right"]], ...] = (
     ("pp x dp x tp", "left"),
     ("schedule", "left"),
-    ("layers", "left"),  # of each stage, where they differ
+    ("layers", "left"),  # layers of each stage, where stages differ
     ("micro-batches", "left"),
     ("recompute", "left"),
     ("codecs", "left"),
@@ -132,8 +132,8 @@ def main(argv: Sequence[str]) -> int:
     """Run ``hybridcomp plan ARGV``; return 0.
 
     Raises:
-        ConfigError: wrong arguments or files; or nothing that works.
-        ModuleNotFoundError: plotly is missing, and a picture wanted.
+        ConfigError: wrong arguments or files; or no plan works.
+        ModuleNotFoundError: a picture is wanted, and plotly is missing.
     """
     arguments = parser().parse_args(argv)
     if arguments.top < 1:
@@ -196,7 +196,7 @@ def _progress() -> Progress:
 
 
 def _scale(arguments: argparse.Namespace, wish: Wish, cluster: Cluster) -> int:
-    """Draw how the best exact plan that fits the least size scales."""
+    """Draw how the best exact plan that fits the smallest size scales."""
     least, most = read_range(arguments.scale)
     exact = dataclasses.replace(wish, budget="exact")
     plans = [plan.config for plan in _search(exact, cluster, _SCALED)]

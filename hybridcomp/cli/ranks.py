@@ -1,4 +1,4 @@
-"""Wait for the other ranks of ``hybridcomp doctor``, and compare with them, without keeping a core from them."""
+"""Wait for the other ranks of ``hybridcomp doctor``, and compare values with them, without keeping a core from them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def wait(requests: Sequence[MPI.Request], comm: MPI.Comm, what: str, *, idle: bo
     """Wait for requests without keeping a core from the ranks that compute or send.
 
     Args:
-        requests: what to wait for.
-        comm: whose rank an error names.
-        what: is being done.
-        idle: sleep between looks; otherwise only give up the time slice, as who is timed must.
+        requests: requests to wait for.
+        comm: communicator, for this rank's number in an error.
+        what: activity, for an error's text.
+        idle: sleep between looks; otherwise only give up the time slice, as a rank that is being timed must.
 
     Raises:
-        CollectiveTimeoutError: they are not done in two minutes.
+        CollectiveTimeoutError: the requests are not done in two minutes.
     """
     begin = time.monotonic()
     while not MPI.Request.Testall(list(requests)):
@@ -40,7 +40,7 @@ def wait(requests: Sequence[MPI.Request], comm: MPI.Comm, what: str, *, idle: bo
 
 
 def agreed(comm: MPI.Comm, good: bool) -> bool:
-    """Tell whether all ranks agree that it is good; collective."""
+    """Tell whether ``good`` is true on all ranks; collective."""
     return all(gathered(comm, [float(good)])[0])
 
 
@@ -61,9 +61,9 @@ def gathered(comm: MPI.Comm, values: list[float]) -> list[list[float]]:
 
 
 def middle(comm: MPI.Comm, values: list[float]) -> list[float]:
-    """Return the median of each value over the ranks that have one, which is not 0; collective."""
+    """Return the median of each value over the ranks where it is not 0; collective."""
     middles = (statistics.median([v for v in column if v]) for column in gathered(comm, values))
-    return [float(f"{value:.4g}") for value in middles]  # as many digits as mean anything
+    return [float(f"{value:.4g}") for value in middles]  # more digits would mean nothing
 
 
 def rest(comm: MPI.Comm) -> None:

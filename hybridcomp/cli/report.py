@@ -1,4 +1,4 @@
-"""``hybridcomp report``: show what a run sent, and where its steps' time went, from its metrics and traces."""
+"""Run ``hybridcomp report``: show what a run sent, and where its steps' time went, from its metrics and traces."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
 
 
 def _draw(run: Path, breakdowns: list[Breakdown], record: RunRecord) -> None:
-    """Write the page, or say what it lacks: the tables need no library of pictures."""
+    """Write the page, or say which library it lacks: the tables need none for pictures."""
     lacking = page.missing()
     if lacking is not None:
         print(lacking)
@@ -109,7 +109,7 @@ def _draw(run: Path, breakdowns: list[Breakdown], record: RunRecord) -> None:
 
 
 def _tell_traces(folder: Path, skip: int) -> Breakdown | None:
-    """Merge and show the traces of a folder; return its steps, None where they have none."""
+    """Merge and show the traces of a folder; return the breakdown of its steps, None where there are none."""
     ranks, offsets, error = aligned(folder)
     _tell_trace(trace.merge(folder, {rank: 1e9 * seconds for rank, seconds in offsets.items()}))
     if not has_steps(ranks):
@@ -160,7 +160,7 @@ def _tell_trace(path: Path) -> None:
 
 
 def _rows(events: list[dict[str, Any]]) -> list[StatRow]:
-    """Return the totals of a trace's operations, of all ranks."""
+    """Return the totals of a trace's operations, over all ranks."""
     found: dict[tuple[str, str, str, str], StatRow] = {}
     for one in _operations(events):
         found.setdefault(one.key, StatRow(*one.key)).add(one)
@@ -168,7 +168,7 @@ def _rows(events: list[dict[str, Any]]) -> list[StatRow]:
 
 
 def _operations(events: list[dict[str, Any]]) -> Iterator[StatRow]:
-    """Yield each operation; its parts follow it in the file."""
+    """Yield the statistics of each operation; its parts follow it in the file."""
     row: StatRow | None = None
     for event in events:
         category, seconds = event.get("cat"), event.get("dur", 0.0) / 1e6

@@ -1,4 +1,4 @@
-"""``hybridcomp run``: run a PyTorch program on several ranks, with the variables that torchrun sets."""
+"""Run ``hybridcomp run``: a PyTorch program on several ranks, with the variables that torchrun sets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Become the command, in a rank, or else the mpiexec that starts its ranks.
+    """Replace this process: in a rank by the command, else by the mpiexec that starts the ranks.
 
     Raises:
         ConfigError: wrong arguments, or the ranks of a Slurm job are to be started by srun.
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
 
 
 def _set_variables(arguments: argparse.Namespace) -> None:
-    """Set what the options mean, for this process and all that it starts."""
+    """Set the variables that the options stand for, for this process and all that it starts."""
     if arguments.policy is not None and os.environ.get("HYBRIDCOMP_POLICY") != arguments.policy:
         from hybridcomp.policy import load_policy  # noqa: PLC0415  (ranks have done it)
 
@@ -109,7 +109,7 @@ def _check_size(ranks: int | None) -> None:
 
 
 def _start(arguments: argparse.Namespace, argv: list[str]) -> NoReturn:
-    """Become the mpiexec that runs this command again, in each rank."""
+    """Replace this process by the mpiexec that runs this command again, in each rank."""
     cores = len(os.sched_getaffinity(0))
     ranks = cores if arguments.ranks is None else arguments.ranks
     if ranks < 1:
@@ -142,7 +142,7 @@ def _said() -> str:
 
 
 def without_ranks(argv: list[str]) -> list[str]:
-    """Return the command line without ``-n``, which is not a rank's business."""
+    """Return the command line without ``-n``, which only the launcher needs."""
     options = parser()
     arguments = options.parse_args(argv)
     kept = [f"--policy={arguments.policy}"] if arguments.policy is not None else []

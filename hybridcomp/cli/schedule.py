@@ -1,4 +1,4 @@
-"""``hybridcomp schedule``: show what each rank does in a collective, prove it right, and draw when."""
+"""Run ``hybridcomp schedule``: show what each rank does in a collective, prove it right, and draw when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``hybridcomp study``: run a grid of policies, schedules, links and seeds on the lab, and report."""
+"""Run ``hybridcomp study``: a grid of policies, schedules, links and seeds on the lab, with a report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Show:
-    """A display of a study's progress: a bar over all runs on a terminal, a line a run elsewhere."""
+    """Display of a study's progress: a bar over all runs on a terminal, a line for each run elsewhere."""
 
     def __init__(self, console: Console, runs: int) -> None:
         self._console = console
@@ -100,7 +100,7 @@ class Show:
             self._progress.update(self._one, completed=last["step"], said=said)
 
     def finish(self, run: Run, done: Done, *, kept: bool) -> None:
-        """Count it."""
+        """Count a run that has ended."""
         self._ended += 1
         self._progress.advance(self._all)
         if kept:

@@ -1,4 +1,4 @@
-"""``hybridcomp top``: show a running job in the terminal, as it goes on."""
+"""Run ``hybridcomp top``: show a running job in the terminal, as it goes on."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
 
 
 def _named(jobs: list[Job], name: str | None) -> Job | None:
-    """Return the job of a name, or the only one; None if there are several."""
+    """Return the job with a name, or the only one; None if there are several."""
     if not jobs:
         raise ConfigError(
             "no job of yours runs here that can be shown: start a program that makes a communicator of hybridcomp, "
@@ -125,7 +125,7 @@ def _once(watcher: Watcher, job: Job, interval: float) -> JobView:
 def _live(watcher: Watcher, job: Job, interval: float, console: Console) -> int:
     """Show a job until it ends, or its user has seen enough."""
     end_on_signals()
-    # Ignored where a script's background process started this one, and yet the key that ends a live view.
+    # SIGINT is ignored where a script's background process started this one, and yet the key that ends a live view.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     history = History()
     history.add(job)
@@ -153,7 +153,7 @@ def _live(watcher: Watcher, job: Job, interval: float, console: Console) -> int:
 
 
 class Keys:
-    """The keys that the user presses, if there is a keyboard: as they are pressed, and not shown."""
+    """Keys that the user presses, if there is a keyboard: read as they are pressed, and not shown."""
 
     def __init__(self) -> None:
         self._file = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
@@ -172,7 +172,7 @@ class Keys:
             termios.tcsetattr(self._file, termios.TCSAFLUSH, self._before)
 
     def ends(self, seconds: float) -> bool:
-        """Wait for so long; return whether the user wants to leave, or has left."""
+        """Wait for so many seconds; return whether the user wants to leave, or has left."""
         if self._file < 0:
             time.sleep(seconds)
             return False
@@ -183,7 +183,7 @@ class Keys:
 
 
 def _print(console: Console, tables: Group) -> None:
-    """Print tables; without a terminal, without the spaces that fill their lines."""
+    """Print tables; without a terminal, leave out the spaces that fill their lines."""
     if console.is_terminal:
         console.print(tables)
         return

@@ -1,4 +1,4 @@
-"""Draw what ``hybridcomp top`` shows, as wide and as high as the terminal is."""
+"""Draw the tables of ``hybridcomp top``, as wide and as high as the terminal is."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hybridcomp.collectives.report import size
 from hybridcomp.top.read import Job
 from hybridcomp.top.view import AxisView, JobView, OperationView, RankView, Rates, Slowest
 
-_WIDE = 118  # columns from which on there is more
+_WIDE = 118  # columns from which on tables show more
 _SHOWN_FROM = 0.1  # seconds: operations that end sooner only flit by
 _MOST_NAMED, _LEAST_NAMED = 24, 12  # characters of an axis or a list of ranks
 _LEAST_ROWS = 3
 
 
 def about(job: Job) -> dict[str, Any]:
-    """Return what a list of jobs says of one."""
+    """Return the facts about a job that the list of jobs shows."""
     first = job.ranks[0].says
     since = min(rank.says.since for rank in job.ranks)
     return {
@@ -35,7 +35,7 @@ def about(job: Job) -> dict[str, Any]:
 
 
 def job_list(jobs: Iterable[Job]) -> Group:
-    """Return the list of jobs, and how to see one."""
+    """Return the list of jobs, with a line on how to see one."""
     table = _table(("job",), ("ranks", "for"), ("program",))
     names = []
     for job in jobs:
@@ -50,14 +50,14 @@ def job_tables(view: JobView, width: int, height: int | None) -> Group:
     """Return the tables of a job.
 
     Args:
-        view: of the job.
+        view: view of the job.
         width: columns.
-        height: lines; None for as many as it takes.
+        height: lines; None for as many as the tables take.
     """
     operations = [one for one in view.operations if one.seconds >= _SHOWN_FROM]
     lines: float = (
         float("inf") if height is None else height - len(view.axes) - 12
-    )  # headings, and between tables
+    )  # headings, and blank lines between tables
     shown = int(min(len(operations), max(_LEAST_ROWS, lines - len(view.ranks))))
     ranks = int(min(len(view.ranks), max(_LEAST_ROWS, lines - shown)))
     parts: list[Any] = [_head(view, width), Text(), _axes(view.axes, width)]
@@ -116,7 +116,7 @@ def _ranks(view: JobView, shown: int, width: int) -> Table:
     )
     slowest = None if view.slowest is None else view.slowest.rank
     ranks = list(view.ranks)
-    if shown < len(ranks):  # those in which there is something to see
+    if shown < len(ranks):  # prefer ranks with something to see
         ranks.sort(key=lambda rank: (not (rank.ended or rank.silent or rank.rank == slowest), rank.rank))
         shown -= 1
     for rank in sorted(ranks[:shown], key=lambda rank: rank.rank):
@@ -169,7 +169,7 @@ def _awaited(one: OperationView) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """Return ranks in few characters: 0-3, 6."""
+    """Return ranks as a short text: 0-3, 6."""
     spans: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if spans and spans[-1][1] == rank - 1:

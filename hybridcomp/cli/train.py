@@ -1,4 +1,4 @@
-"""``hybridcomp train``: check the configuration, start the ranks, run the training."""
+"""Run ``hybridcomp train``: check the configuration, start the ranks, run the training."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _PREFIX = "hybridcomp train: error: "
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit code: 0, 2 for wrong input, or 75 for a run that was asked to stop.
+    """Run the command; return the exit code: 0, 2 for wrong input, or 75 for a run that was asked to stop.
 
-    Outside MPI everything that can be checked is checked, then the process becomes ``mpiexec``; inside MPI
+    Outside MPI, check everything that can be checked, then replace the process by ``mpiexec``; inside MPI
     the ranks check again, agree, and train.
     """
     job = None
@@ -54,7 +54,7 @@ def _run_as_rank(arguments: Sequence[str], prepared: start.Job | None) -> int:
     comm = MPI.COMM_WORLD
     job = prepared
     status, printed = _READY, ""
-    # A rank that leaves alone would let the others wait, and one message is better than one per rank.
+    # A rank that ends alone would let the others wait, and one message is better than one per rank.
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         try:
             job = job or start.prepare(arguments)

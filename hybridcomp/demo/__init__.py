@@ -1,4 +1,4 @@
-"""The demonstration: one model trained over slow links, without, with naive and with hybrid compression."""
+"""Demonstration: one model trained over slow links, without, with naive and with hybrid compression."""
 
 from __future__ import annotations
 

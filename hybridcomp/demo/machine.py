@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on."""
+"""Describe the machine that a figure was measured on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ("hybridcomp", "numpy", "mpi4py", "mpich", "torch")
 
 
 def facts(kind: str) -> dict[str, str]:
-    """Return what a reader needs to judge a figure; ``kind`` is the lab's."""
+    """Return the facts that a reader needs to judge a figure; ``kind`` is the lab's."""
     return {
         "processor": f"{_processor()}, {len(os.sched_getaffinity(0))} cores for this process",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",

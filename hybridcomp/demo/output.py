@@ -1,6 +1,6 @@
 """Write a demo's comparison as files: numbers, a picture, a page.
 
-Importing this loads matplotlib, which takes a second.
+Importing this module loads matplotlib, which takes a second.
 """
 
 from __future__ import annotations

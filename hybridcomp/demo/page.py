@@ -1,4 +1,4 @@
-"""The demonstration as one HTML page that needs no other file."""
+"""Make the demonstration's HTML page, which needs no other file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRAFFIC_HEADINGS = ("axis", "operation", "codec", "calls", "given", "uncompresse
 
 
 def page(outcome: Outcome, report: Report, picture: bytes, machine: Mapping[str, str]) -> str:
-    """Return the page: what the figures say, the table, ``picture`` (PNG), how it was measured."""
+    """Return the page: the findings in words, the table, ``picture`` (PNG), and how it was measured."""
     when = datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     words = "".join(f"<li>{html.escape(text)}</li>" for text in (*report.sentences, *outcome.notes))
     embedded = base64.b64encode(picture).decode()

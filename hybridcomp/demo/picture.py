@@ -1,4 +1,4 @@
-"""The demonstration in one picture: loss over wall time, and bytes per axis."""
+"""Draw the demonstration in one picture: loss over wall time, and bytes per axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybridcomp.demo.report import Report
 from hybridcomp.demo.runner import Outcome
 from hybridcomp.style import PICTURE, SERIES
 
-# Markers and hatches say again what colours say.
+# Markers and hatches repeat the distinction that colours make.
 RUN_STYLES = tuple(zip(SERIES, "os^Dv", strict=False))
 AXIS_STYLES = {"dp": (SERIES[5], ""), "pp": (SERIES[4], "///"), "tp": (SERIES[7], "...")}
 AXIS_LABELS = {"dp": "data (dp)", "pp": "pipeline (pp)", "tp": "tensor (tp, inside a host)"}
@@ -67,12 +67,12 @@ def _draw_losses(axes: Any, outcome: Outcome, report: Report) -> None:
 
 
 def _draw_run(axes: Any, record: RunRecord, colour: str, marker: str, label: str) -> list[float]:
-    """Draw one run and return the loss it started with, if it had one."""
+    """Draw one run and return its first loss, if it has one."""
     seconds = [row["elapsed"] for row in record.train]
     line = smoothed([row["loss"] for row in record.train])
     axes.plot(seconds[: len(line)], line, color=colour, linewidth=1.6)
     shown = {"color": colour, "marker": marker, "markersize": 7, "markeredgecolor": "white"}
-    axes.plot([], [], linewidth=1.6, label=label, **shown)  # the legend's, line and marker in one
+    axes.plot([], [], linewidth=1.6, label=label, **shown)  # for the legend, with line and marker in one
     points = [(row["elapsed"], row["loss"]) for row in record.evaluations if math.isfinite(row["loss"])]
     axes.plot(
         [x for x, _ in points],

@@ -15,11 +15,11 @@ UNSHAPED = "unshaped"
 
 @dataclass(frozen=True)
 class Run:
-    """One training run of the demonstration.
+    """Training run of the demonstration.
 
     Attributes:
-        name: of the run and of its directory.
-        policy: what is compressed.
+        name: name of the run and of its directory.
+        policy: policy that the run compresses by.
         rate: speed of the links, "none" when they are unshaped.
         steps: optimizer steps.
     """
@@ -32,9 +32,9 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoPlan:
-    """The cluster, the model and the policies; every run shares all of it but policy, rate and steps.
+    """Cluster, model and policies of the demonstration; runs differ in policy, rate and steps alone.
 
-    The defaults are short: a good part of their time starts ranks.
+    The defaults are short: starting ranks takes a good part of their time.
     """
 
     hosts: int = 4
@@ -56,10 +56,10 @@ class DemoPlan:
 
     steps: int = 30
     warmup_steps: int = 12
-    evaluations: int = 2  # over the run, the last at its end
+    evaluations: int = 2  # number over the run, the last at its end
     eval_batches: int = 8
     policies: tuple[str, ...] = (BASELINE, "naive", "hybrid")
-    unshaped_steps: int = 10  # enough to time a step, of the baseline without the link's limit
+    unshaped_steps: int = 10  # steps of the baseline without the link's limit: enough to time one
 
     def check(self) -> None:
         """Raise ConfigError or PolicyError where the plan cannot be run or compared."""
@@ -117,7 +117,7 @@ class DemoPlan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Return the tokens that one optimizer step sees."""
+        """Return the number of tokens in one optimizer step."""
         return self.dp * self.micro_batches * self.micro_batch_size * self.seq_len
 
     @property
@@ -127,7 +127,7 @@ class DemoPlan:
 
 
 FULL = DemoPlan(ppn=2, tp=2, steps=100, evaluations=5, unshaped_steps=15)
-"""The README's: tensor parallelism inside each host, which data and pipeline parallelism leave, and more steps."""
+"""Plan of the README: tensor parallelism inside each host, the other axes between hosts, and more steps."""
 
 
 def _flag(name: str, value: object) -> Sequence[str]:

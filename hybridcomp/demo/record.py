@@ -17,10 +17,10 @@ SETTLING_STEPS = 3  # the first steps make connections and allocate; they are no
 
 @dataclass
 class RunRecord:
-    """One run's metrics; the keys of the rows are those of the trainer's ``metrics.jsonl``.
+    """Metrics of one run; the keys of the rows are those of the trainer's ``metrics.jsonl``.
 
     Attributes:
-        name: the run.
+        name: name of the run.
         start: the line of kind "start", empty until it is there.
         train: the lines of kind "train", in order.
         evaluations: the lines of kind "eval", in order.
@@ -73,7 +73,7 @@ class RunRecord:
 
 
 class Follower:
-    """A reader of a growing ``metrics.jsonl`` into a record, whole lines only."""
+    """Reader of a growing ``metrics.jsonl`` into a record, whole lines only."""
 
     def __init__(self, path: Path, record: RunRecord) -> None:
         self._path = path
@@ -81,7 +81,7 @@ class Follower:
         self._position = 0
 
     def poll(self) -> bool:
-        """Read what is new and tell whether there was anything."""
+        """Read the new lines and tell whether there were any."""
         found = False
         for line in self._new_lines():
             self._record.add(line)
@@ -106,7 +106,7 @@ def read_run(name: str, path: Path) -> RunRecord:
     """Read the whole ``metrics.jsonl`` at ``path``.
 
     Raises:
-        ConfigError: it is missing, or the run that wrote it did not end.
+        ConfigError: the file is missing, or the run that wrote it did not end.
     """
     record = RunRecord(name)
     Follower(path, record).poll()

@@ -1,4 +1,4 @@
-"""The comparison: a table, its interpretation in words, and files of both."""
+"""Compare the demonstration's runs: a table, its interpretation in words, and files of both."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Row:
     """One policy beside the baseline.
 
     Attributes:
-        name: the policy.
+        name: name of the policy.
         tokens_per_s: tokens per second of training.
-        speedup: that over the baseline's.
+        speedup: ``tokens_per_s`` over the baseline's.
         val_loss: nats per token on held-out text, at the end; NaN or infinite when it diverged.
         loss_change: relative difference to the baseline's, 0.01 is 1 % worse; NaN when it diverged.
-        wire_bytes: sent by all ranks, per axis.
-        seconds: of training, without evaluations.
+        wire_bytes: bytes sent by all ranks, per axis.
+        seconds: seconds of training, without evaluations.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """The comparison of one demonstration.
+    """Comparison of one demonstration's runs.
 
     Attributes:
-        axes: of the mesh, whose traffic is told.
+        axes: mesh axes whose traffic is shown.
         rows: one for each policy, the baseline's among them.
         share: part of the baseline's step that the shaped link costs; None where links cannot be shaped.
-        sentences: what the figures say.
+        sentences: interpretation of the figures.
     """
 
     axes: tuple[str, ...]
@@ -52,7 +52,7 @@ class Report:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """Return those of the table."""
+        """Return the headings of the table."""
         traffic = (f"{axis} MB" for axis in self.axes)
         return ("policy", "tokens/s", "x none", "val loss", "vs none", *traffic, "seconds")
 

@@ -1,4 +1,4 @@
-"""Run the plan in labs, one run after the other, and show how far each is."""
+"""Run the plan in labs, one run after the other, and show the progress of each."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hybridcomp.lab import Lab
 
 @dataclass
 class Outcome:
-    """The result of a demonstration, with the plan that was run.
+    """Result of a demonstration, with the plan that was run.
 
     Attributes:
-        plan: what was to run.
-        kind: the kind of lab it ran in.
-        notes: what the lab could not do as asked.
-        records: by name of the run, in order.
-        commands: by name of the run: what to type to repeat it.
+        plan: plan that was run.
+        kind: kind of lab that it ran in.
+        notes: sentences on what the lab could not do as asked.
+        records: metrics by name of the run, in order.
+        commands: command lines that repeat the runs, by name of the run.
         seconds: wall time of everything.
     """
 
@@ -40,7 +40,7 @@ class Outcome:
 
 
 class Watcher(Protocol):
-    """An observer of the demonstration's progress."""
+    """Observer of the demonstration's progress."""
 
     def begin(self, run: Run, lab: Lab) -> None:
         """Take notice that a run starts."""

@@ -17,7 +17,7 @@ LOG_TAIL_LINES = 25
 
 
 class RunFailedError(HybridcompError, RuntimeError):
-    """A training run that failed, with the end of its log."""
+    """Training run that failed, with the end of its log."""
 
 
 def train_in(
@@ -33,13 +33,13 @@ def train_in(
     """Run ``hybridcomp train`` in a lab until it ends.
 
     Args:
-        lab: that is up.
-        command: of a rank; it writes its metrics into ``folder``.
+        lab: lab that is up.
+        command: command line of a rank, which writes its metrics into ``folder``.
         ppn: ranks on each host.
-        folder: exists; gets ``log.txt``, what the ranks print.
-        record: is filled while the run goes on; its name is the run's.
+        folder: existing folder; gets ``log.txt``, the ranks' output.
+        record: metrics, filled while the run goes on; its name is the run's.
         tick: called several times a second.
-        may_fail: tells by the end of the log whether a run that failed is a result too.
+        may_fail: tells by the end of the log whether a run that failed is a result, too.
 
     Raises:
         RunFailedError: the run failed, or wrote nothing for minutes.

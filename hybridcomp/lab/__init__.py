@@ -1,4 +1,4 @@
-"""A cluster with slow links on one machine.
+"""Cluster with slow links on one machine.
 
 >>> from hybridcomp.lab import Lab
 >>> with Lab(4, rate="1gbit") as lab:                         # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""What each host of a lab has: one value for all of them, or one for each."""
+"""Read the rates and cores of a lab's hosts: one value for all of them, or one for each."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ def rates_of(rate: str | Rate | Sequence[str | Rate | None] | None, hosts: int) 
 
     Args:
         rate: one for all, or one for each host: a sequence, or text with commas ("1gbit,1gbit,200mbit").
-        hosts: how many there are.
+        hosts: number of hosts.
 
     Raises:
-        ConfigError: another number of rates, or one that is not understood.
+        ConfigError: the number of rates is another, or one is not understood.
     """
     found = [one if isinstance(one, Rate) else Rate.parse(cast("str | None", one)) for one in _listed(rate)]
     return _each(found, hosts, "rate")
 
 
 def cores_of(cores: str | float | Sequence[float | None] | None, hosts: int) -> tuple[float | None, ...]:
-    """Read how many of this machine's processor cores hosts may use.
+    """Read how many of this machine's processor cores each host may use.
 
     Args:
         cores: one number for all, or one for each host: a sequence, or text with commas ("all,0.25,1"); "all" or None:
             as many as there are.
-        hosts: how many there are.
+        hosts: number of hosts.
 
     Raises:
-        ConfigError: another number of them, or one that is no number from 0.1.
+        ConfigError: the number of values is another, or one is not a number of at least 0.1.
     """
     return _each([_cores(one) for one in _listed(cores)], hosts, "number of cores")
 
 
 def slowest(rates: Sequence[Rate]) -> Rate:
-    """Return the lowest of some rates."""
+    """Return the lowest rate."""
     return min(rates, key=lambda rate: math.inf if rate.bits_per_second is None else rate.bits_per_second)
 
 

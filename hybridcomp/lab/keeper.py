@@ -1,13 +1,13 @@
-"""The keeper of one lab: a process of its own session that makes the hosts, holds them, and takes them down.
+"""Keep one lab: a process of its own session that makes the hosts, holds them, and takes them down.
 
-It runs as a script (``python -I -S keeper.py JSON``) and uses the standard library alone. It makes one
+The keeper runs as a script (``python -I -S keeper.py JSON``) and uses the standard library alone. It makes one
 network namespace for the switch and one for each host, keeps them alive by holding them open, and answers on
 stdout with one line of JSON: where they are, or which step failed. Then it reads commands from stdin:
 
     end RUN     end every process of that run, answer "done"
 
-At the end of stdin, which comes when the parent closes it or dies of anything, and when the parent is gone
-though a child of it still holds the pipe, it ends every process of the lab. The namespaces, their links and
+At the end of stdin, which comes when the parent closes it or dies for any reason, and when the parent is gone
+though a child of it still holds the pipe, the keeper ends every process of the lab. The namespaces, their links and
 their shaping have no name in the file system: the kernel removes them with the last process and the last open
 file that refers to them, so that nothing can be left behind. Only the control groups of hosts that may not use all
 cores have names: the keeper removes them at its end, and empty ones stay where it is killed.
@@ -34,8 +34,8 @@ from typing import Any
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 GROUPS = "/sys/fs/cgroup"
-# In which a host gets its cores: when it has used them up, it stands still. A shorter time leaves it less than its
-# part where others run, too, since it waits for a core after each.
+# Period in which a host gets its cores: when it has used them up, it stands still. A shorter one leaves it less than
+# its part where others run, too, since it waits for a core after each.
 PERIOD_MICROSECONDS = 10_000
 PARENT_POLL_SECONDS = 0.5
 END_SECONDS = 10.0
@@ -43,7 +43,7 @@ MARK = "HYBRIDCOMP_LAB_ID"
 
 
 class StepError(Exception):
-    """A step of bringing the lab up that the machine refused."""
+    """Step of bringing the lab up that the machine refused."""
 
 
 def _libc(name: str, *arguments: int) -> None:
@@ -74,7 +74,7 @@ def _shape(device: str, bits_per_second: int | None, burst_bytes: int) -> None:
 
 
 def _make_group(name: str, cores: float) -> str:
-    """Make a control group whose processes get so many cores at most; return its directory, of either version."""
+    """Make a control group that gives its processes so many cores at most; return its directory, of either version."""
     old = os.path.isdir(f"{GROUPS}/cpu")
     directory = f"{GROUPS}/cpu/{name}" if old else f"{GROUPS}/{name}"
     quota = round(cores * PERIOD_MICROSECONDS)
@@ -101,7 +101,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _make_groups(config: dict[str, Any]) -> list[str | None]:
-    """Make the groups of the hosts that may not use all cores; return the directory of each host's."""
+    """Make the control groups of the hosts that may not use all cores; return each host's directory, or None."""
     found: list[str | None] = []
     try:
         for host, cores in enumerate(config["cores"], 1):
@@ -158,7 +158,7 @@ def _make_hosts(config: dict[str, Any]) -> list[int]:
 def _make_loopback(config: dict[str, Any]) -> list[int]:
     """Make one namespace whose loopback is the shared, shaped link."""
     only = _new_network()
-    # Ethernet's size: a packet of the loopback's usual 64 KiB would not fit a slow link's token bucket.
+    # Use Ethernet's size: a packet of the loopback's usual 64 KiB would not fit a slow link's token bucket.
     _run("ip", "link", "set", "lo", "mtu", "1500")
     _shape("lo", *config["links"][0])
     return [only]
@@ -166,14 +166,14 @@ def _make_loopback(config: dict[str, Any]) -> list[int]:
 
 def _processes(namespaces: set[tuple[int, int]], mark: bytes) -> tuple[list[int], bool]:
     """Return the ids of the processes in the namespaces or with the mark in their environment; and whether there may
-    be more, which have none yet."""
+    be more, whose environment is not there yet."""
     found = []
     unclear = False
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         inside = False
-        with contextlib.suppress(OSError):  # it ended, or it is another user's
+        with contextlib.suppress(OSError):  # the process ended, or it is another user's
             info = os.stat(f"/proc/{entry}/ns/net")
             inside = (info.st_dev, info.st_ino) in namespaces
         with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
@@ -185,7 +185,7 @@ def _processes(namespaces: set[tuple[int, int]], mark: bytes) -> tuple[list[int]
 
 
 def _stat(process: int) -> list[str]:
-    """Return what proc(5) says of a process, from its state on, which is the third field."""
+    """Return the fields of proc(5)'s ``stat`` for a process, from its state on, which is the third field."""
     with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()
 
@@ -193,7 +193,7 @@ def _stat(process: int) -> list[str]:
 def _starting(process: int) -> bool:
     """Tell whether a process is inside execve(2), with its old environment gone and the new one to come."""
     fields = _stat(process)
-    # vsize, which the kernel's own threads have not; and env_start.
+    # fields[20] is vsize, which is 0 for the kernel's own threads; fields[47] is env_start.
     return int(fields[20]) > 0 and int(fields[47]) == 0
 
 
@@ -206,7 +206,7 @@ def _dying(process: int) -> bool:
 
 
 def _end(namespaces: set[tuple[int, int]], mark: bytes) -> None:
-    """End those processes, again and again until none is left: one may start another while we look."""
+    """End those processes, again and again until none is left: one may start another meanwhile."""
     deadline = time.monotonic() + END_SECONDS
     killed: set[int] = set()
     while time.monotonic() < deadline:
@@ -242,7 +242,7 @@ def _say(answer: object) -> None:
 def main(config: dict[str, Any]) -> int:
     """Make the lab that ``config`` asks for, hold it while the parent wants it, and take it down."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(ignored, signal.SIG_IGN)  # they are meant for the parent, whose end is what counts
+        signal.signal(ignored, signal.SIG_IGN)  # meant for the parent, whose end is what counts
     mark = f"{MARK}={config['token']}.".encode()
     namespaces: set[tuple[int, int]] = set()
     groups: list[str | None] = []

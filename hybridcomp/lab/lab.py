@@ -1,4 +1,4 @@
-"""The lab: hosts with shaped links between them, and MPI ranks across them."""
+"""Run labs: hosts with shaped links between them, and MPI ranks across them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ KINDS = ("auto", "namespaces", "loopback", "shared-memory")
 SUBNET = "10.9.0"
 MAX_HOSTS = 128
 UP_SECONDS = 60.0
-END_SECONDS = 5.0  # how long mpiexec may take to end its ranks itself
+END_SECONDS = 5.0  # time for mpiexec to end its ranks itself
 
-# Bytes/s between hosts of this machine, in about: what bounds it is the cores.
+# Bytes/s between hosts of this machine, about; the cores bound it.
 _UNSHAPED = 1_500_000_000
-_LATENCY = "1.5e-5"  # seconds, in about, of a small message between them
+_LATENCY = "1.5e-5"  # seconds of a small message between them, about
 
 
 class Lab:
@@ -43,24 +43,24 @@ class Lab:
     outside.
 
     Args:
-        hosts: how many, 1 to 128; host ``i`` (from 1) is 10.9.0.i inside the lab.
+        hosts: number of hosts, 1 to 128; host ``i`` (from 1) is 10.9.0.i inside the lab.
         rate: the speed of the links in ``tc``'s syntax ("200mbit", "1gbit"), one for all or one for each host
             ("1gbit,1gbit,200mbit", or a sequence); "none" or None leaves a link unshaped.
         kind: "namespaces" (one network namespace a host; ranks of one host share memory), "loopback" (one
             shaped loopback that all ranks share and speak TCP over), "shared-memory" (this machine as it is),
             or "auto": the first of these that the machine allows.
-        cores: how many of this machine's processor cores all ranks of a host may use together, by a control group, as
-            root: one number for all or one for each host (0.25, "all,all,0.25"); "all" or None: no limit.
+        cores: number of this machine's processor cores that all ranks of a host may use together, by a control group,
+            as root: one number for all or one for each host (0.25, "all,all,0.25"); "all" or None: no limit.
         mpiexec: the launcher; by default the one of this Python environment, or else of PATH.
 
     Attributes:
-        kind: the kind that is up, never "auto".
-        rate: of the slowest link.
-        rates, cores: of each host.
-        notes: sentences for the user: what is not as asked, and why.
+        kind: kind that is up, never "auto".
+        rate: rate of the slowest link.
+        rates, cores: values of each host.
+        notes: sentences for the user: differences from the request, and their reasons.
 
     Raises:
-        ConfigError: a wrong argument.
+        ConfigError: an argument is wrong.
         LabError: on entering, the machine refuses this kind of lab.
     """
 
@@ -101,7 +101,7 @@ class Lab:
         self.mpiexec = self.mpiexec or find_mpiexec()
         self.notes = []
         candidates = [self._asked] if self._asked != "auto" else list(KINDS[1:])
-        refusals: dict[str, list[str]] = {}  # by what was refused, the kinds
+        refusals: dict[str, list[str]] = {}  # kinds by what was refused
         for kind in candidates:
             try:
                 self._up(kind)
@@ -207,7 +207,7 @@ class Lab:
         result = {**os.environ, **wanted}
         result["PATH"] = here + os.pathsep + os.environ.get("PATH", os.defpath)
         result.setdefault("OMP_NUM_THREADS", "1")  # the ranks share this machine's cores
-        # No host of a lab has a name to look up, of which torch would warn on every connection.
+        # torch would warn on every connection that no host of a lab has a name to look up.
         result.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         result[keeper.MARK] = f"{self._token}.{next(self._runs)}"
         bits = self.rate.bits_per_second
@@ -215,7 +215,7 @@ class Lab:
         if bits is not None:
             result.setdefault("HYBRIDCOMP_BURST", str(self.rate.burst_bytes))
         result.setdefault("HYBRIDCOMP_LATENCY", _LATENCY)
-        cores = len(os.sched_getaffinity(0)) / (self.hosts * ppn)  # of one machine, by all hosts
+        cores = len(os.sched_getaffinity(0)) / (self.hosts * ppn)  # all hosts are on one machine
         result.setdefault("HYBRIDCOMP_CORES", f"{min(1.0, cores):.3g}")
         result["HYBRIDCOMP_LAB_KIND"] = self.kind
         result["HYBRIDCOMP_LAB_RATE"] = str(self.rate)
@@ -243,8 +243,8 @@ class Lab:
         command = self.mpi_command(argv, ppn, ranks=ranks)
         each = SHARED_BYTES if self.kind == "shared-memory" else SHARED_BYTES_TCP
         check_room(self.hosts * ppn if ranks is None else ranks, each)
-        # MPICH's mpiexec writes to ranks that may have ended by then. With SIGPIPE as it is by default, that kills it
-        # and loses what those ranks have printed.
+        # MPICH's mpiexec writes to ranks that may have ended by then. SIGPIPE's default action would kill it and lose
+        # the output of those ranks.
         options.setdefault("restore_signals", False)
         process = subprocess.Popen(command, env=environment, **options)
         self._marks[process] = environment[keeper.MARK]
@@ -267,7 +267,7 @@ class Lab:
         Args:
             argv: the command; ``python`` and ``hybridcomp`` are this environment's.
             ppn: ranks on each host, host by host.
-            ranks: how many in all, when the last hosts are to stay empty.
+            ranks: number of ranks in all, when the last hosts are to stay empty.
             env: variables over the lab's own.
             timeout: seconds after which the run and all it started are ended.
             capture: collect stdout and stderr as text; otherwise they go where this process's go.
@@ -275,7 +275,7 @@ class Lab:
             cwd: the directory to run in.
 
         Raises:
-            subprocess.TimeoutExpired: with what was printed until then.
+            subprocess.TimeoutExpired: after ``timeout``, with the output until then.
         """
         pipe = subprocess.PIPE if capture else None
         process = self.popen(
@@ -305,7 +305,7 @@ class Lab:
         return done
 
     def end(self, process: subprocess.Popen[Any]) -> None:
-        """End what ``popen`` started: mpiexec first, politely, then every process that is left of the run."""
+        """End a process that ``popen`` started: mpiexec first, politely, then every process that is left of the run."""
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
@@ -353,8 +353,8 @@ class Lab:
         """Change the speed of hosts' links while programs run; :attr:`rate` stays as the lab was made.
 
         Args:
-            rate: in ``tc``'s syntax; "none" or None lifts the limit.
-            hosts: whose, from 1; None: all.
+            rate: speed in ``tc``'s syntax; "none" or None lifts the limit.
+            hosts: numbers of the hosts, from 1; None: all.
 
         Raises:
             ConfigError: no such rate or host.

@@ -12,11 +12,11 @@ from hybridcomp.errors import HybridcompError
 
 
 class LabError(HybridcompError, RuntimeError):
-    """A lab that this machine cannot bring up or run something on: what is missing, what to do."""
+    """Lab that this machine cannot bring up, or run a command on: names what is missing and what to do."""
 
 
 def hint(refusal: str) -> str:
-    """Return what to do about a refusal, when it is known."""
+    """Return advice about a refusal, when there is any."""
     if "not permitted" in refusal or "denied" in refusal:
         return (
             " (network namespaces take root, or user namespaces: sysctl kernel.unprivileged_userns_clone=1, "
@@ -58,7 +58,7 @@ def is_hydra(mpiexec: str) -> bool:
 
 
 def require_hydra(mpiexec: str, kind: str) -> None:
-    """Raise LabError unless ``mpiexec`` can start ranks on hosts of its caller's making."""
+    """Raise LabError unless ``mpiexec`` can start ranks on hosts that its caller made."""
     if not is_hydra(mpiexec):
         raise LabError(
             f"{mpiexec} is not MPICH's (hydra), and a lab of kind {kind!r} needs hydra to place ranks on its "
@@ -90,7 +90,7 @@ def write_agent(directory: Path, hosts: list[str], groups: list[str | None]) -> 
     """Write the program that hydra runs in place of ssh.
 
     Args:
-        directory: where it goes.
+        directory: directory to write to.
         hosts: paths of network namespaces.
         groups: directories of the hosts' control groups, if they have any.
     """
@@ -136,7 +136,7 @@ def plain(mpiexec: str, ranks: int) -> tuple[list[str], dict[str, str]]:
 
 
 def _tcp(device: str) -> dict[str, str]:
-    """Return what makes MPICH and gloo talk TCP over ``device``."""
+    """Return the settings that make MPICH and gloo talk TCP over ``device``."""
     return {
         "FI_PROVIDER": "tcp",
         "FI_TCP_IFACE": device,

@@ -1,4 +1,4 @@
-"""The keeper of a lab as its parent sees it: a process that answers on a pipe."""
+"""Start and talk to a lab's keeper, a process that answers on a pipe."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class KeeperProcess:
     """Start the keeper of a lab (:mod:`hybridcomp.lab.keeper`), and talk to it.
 
     Args:
-        config: what the keeper makes, in JSON's types.
+        config: settings of the lab to make, in JSON's types.
 
     Attributes:
-        pid: of its process.
+        pid: process id of the keeper.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -37,10 +37,10 @@ class KeeperProcess:
         self.pid = self._process.pid
 
     def answer(self, seconds: float) -> Any:
-        """Return its next answer.
+        """Return the keeper's next answer.
 
         Raises:
-            LabError: none came within ``seconds``, or the keeper has ended.
+            LabError: no answer came within ``seconds``, or the keeper has ended.
         """
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], seconds)[0]:
@@ -54,7 +54,7 @@ class KeeperProcess:
         """End every process of the run that carries ``mark``.
 
         Raises:
-            LabError: no answer.
+            LabError: the keeper does not answer.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(f"end {mark}\n")
@@ -62,7 +62,7 @@ class KeeperProcess:
         self.answer(DOWN_SECONDS)
 
     def close(self) -> None:
-        """Let it end all processes of the lab and itself, and wait until it has."""
+        """Have the keeper end all processes of the lab and itself, and wait until it has."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):

@@ -1,4 +1,4 @@
-"""Link rates in the syntax of ``tc``."""
+"""Read link rates in the syntax of ``tc``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SLOWEST = 8_000  # bit/s; below this a single packet takes more than a second
 
 @dataclass(frozen=True)
 class Rate:
-    """The speed of a link in each direction; ``bits_per_second`` is None for an unshaped one."""
+    """Speed of a link in each direction; ``bits_per_second`` is None for an unshaped one."""
 
     bits_per_second: int | None
 
@@ -23,7 +23,7 @@ class Rate:
         """Read "200mbit", "1gbit", "2.5gbit", "64kbit"; "none" or None is an unshaped link.
 
         Raises:
-            ConfigError: anything else, and rates below 8 kbit/s.
+            ConfigError: the text is anything else, or a rate below 8 kbit/s.
         """
         if text is None or text.strip().lower() == "none":
             return cls(None)

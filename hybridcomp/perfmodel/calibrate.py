@@ -10,7 +10,7 @@ import numpy as np
 from hybridcomp.codecs import Codec
 from hybridcomp.perfmodel.profile import Speed
 
-# Each stands for its kin too: parameters change little, but for those of which there is another entry.
+# Each spec stands for its kin, too: parameters change little, except those with an entry of their own.
 SPECS = (
     "none",
     "lossless",
@@ -41,10 +41,10 @@ _LEAST = 3  # repetitions
 
 
 def measure(call: Callable[[], object], seconds: float) -> float:
-    """Return mean seconds of a core of ``call``: of as many as fit into ``seconds``, at least three, after one more.
+    """Return the mean seconds of a core for ``call``: as many as fit into ``seconds``, at least three, after one more.
 
     The mean, not the median: ranks that share a core take turns of milliseconds, which short calls seldom see. Seconds
-    of a core, not of the clock: how ranks share cores is the simulator's.
+    of a core, not of the clock: the simulator models how ranks share cores.
     """
     call()
     count = 0
@@ -57,7 +57,7 @@ def measure(call: Callable[[], object], seconds: float) -> float:
 
 def memory_speed(seconds: float) -> float:
     """Return the bytes/s of a copy in memory."""
-    source = np.ones(_ELEMENTS * 4, np.float32)  # 16 MiB: out of a core's own caches
+    source = np.ones(_ELEMENTS * 4, np.float32)  # 16 MiB: does not fit a core's own caches
     target = np.empty_like(source)
     return source.nbytes / measure(lambda: np.copyto(target, source), seconds)
 

@@ -1,4 +1,4 @@
-"""A setting whose cost is asked for, and the exchanges that formulas are made of."""
+"""Define a setting whose cost is asked for, and the exchanges that formulas are made of."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hybridcomp.perfmodel.terms import Phase, Setting
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A setting, with the quantities that formulas use.
+    """Setting, with the quantities that formulas use.
 
     Attributes:
-        profile, setting: of whom the cost is asked.
+        profile, setting: the machine and the operation whose cost is asked for.
         chunk: uncompressed bytes of a chunk.
     """
 
@@ -22,7 +22,7 @@ class Case:
     chunk: int
 
     def phase(self) -> Phase:
-        """Return a part of the algorithm with nothing in it yet."""
+        """Return an empty part of the algorithm."""
         return Phase(self.profile, self.setting, self.chunk)
 
     @property
@@ -51,12 +51,12 @@ class Case:
         return self.setting.hosts > 1
 
     def to_all(self, phase: Phase, n: float) -> None:
-        """Add the sends of every rank's ``n`` elements, its own for each, to every other rank at once."""
+        """Add the sends of ``n`` elements from every rank to every other rank at once, different ones for each."""
         phase.chain(1, network=self.network)
         phase.send(n, near=self.l - 1, far=self.l * (self.p - self.l), own=self.p - 1, peers=self.p - 1)
 
     def own_result(self, phase: Phase, n: float) -> None:
-        """Add the decoding and copy of a rank's own sum, which the compiled engine's encoder has made in passing."""
+        """Add the decoding and copy of a rank's own sum; the compiled engine's encoder makes them in passing."""
         if not self.setting.compiled:
             phase.decode(n)
             phase.copy(n)

@@ -6,13 +6,13 @@ from typing import Any, NoReturn
 
 from hybridcomp.errors import ConfigError
 
-LEAST, MOST = 1e-12, 1e18  # of a number, unless said otherwise; so no product or quotient of a few overflows
+LEAST, MOST = 1e-12, 1e18  # bounds of a number by default; no product or quotient of a few overflows
 MOST_KEY = 200  # characters
 _MOST_RANKS = 1 << 20
 
 
 class Checker:
-    """A checker of a document's values; has the profile's name for its errors, which are each a ``ConfigError``."""
+    """Checker of a document's values; every error is a ``ConfigError`` with the profile's name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -20,12 +20,12 @@ class Checker:
     def numbers(
         self, key: str, table: Any, names: tuple[str, ...], options: tuple[str, ...] = ()
     ) -> dict[str, float]:
-        """Return the numbers of a table that has ``names``, and may have ``options``."""
+        """Return the numbers of a table that has all of ``names``, and may have some of ``options``."""
         self.table(key, table, names, options)
         return {name: self.number(f"{key}.{name}", value) for name, value in table.items()}
 
     def table(self, key: str, table: Any, names: tuple[str, ...], options: tuple[str, ...] = ()) -> None:
-        """Check that it is a table with ``names``, and nothing else but ``options``."""
+        """Check that a value is a table with all of ``names``, and otherwise only ``options``."""
         if not isinstance(table, dict):
             self.fail(key, f"must be a table of {', '.join(names)}, not {table!r:.40}")
         self.keys(f"{key}.", table, names + options)
@@ -34,14 +34,14 @@ class Checker:
                 self.fail(f"{key}.{name}", "is missing")
 
     def number(self, key: str, value: Any, least: float = LEAST, most: float = MOST) -> float:
-        """Return a number between two others."""
+        """Return a number after checking that it lies between two others."""
         good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
         if not good:  # NaN compares false
             self.fail(key, f"must be a number from {least:g} to {most:g}, not {value!r:.40}")
         return float(value)
 
     def count(self, key: str, value: Any) -> int:
-        """Return a number of hosts or ranks."""
+        """Return a number of hosts or ranks after checking it."""
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_RANKS:
             self.fail(key, f"must be an integer from 1 to {_MOST_RANKS}, not {value!r:.40}")
         return value

@@ -2,7 +2,7 @@
 
 The model is that of Lin et al., "Towards Universal Performance Modeling for Machine Learning Training on Multi-GPU
 Platforms" (arXiv 2404.12674). A collective of s bytes has a bus bandwidth of s times a factor of its operation over its
-time. Up to a size 2^ln_p a collective takes its latency, from 2^sat_p on the bus bandwidth is the largest there is, and
+time. Up to a size 2^ln_p a collective takes its latency, from 2^sat_p on the bus bandwidth is at its maximum, and
 between them its logarithm is a sigmoid of the size's:
 
     t(s) = overhead                                                         log2 s <= ln_p
@@ -20,21 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
-_SEARCHED = 2048  # bytes from which on the end of the part of latency is looked for
+_SEARCHED = 2048  # bytes from which on the end of the latency part is searched
 _SLOPE = 0.1  # relative growth from one size to the next, past which size counts
-_SATURATED = 0.95  # of the largest bus bandwidth
-_BEYOND = 2  # sizes after the last one below it
-_POINTS = 5  # that a sigmoid of four parameters is fitted to, at least
+_SATURATED = 0.95  # share of the largest bus bandwidth, from which on it counts as reached
+_BEYOND = 2  # sizes after the last one below _SATURATED
+_POINTS = 5  # fewest points that a sigmoid of four parameters is fitted to
 _STEEPEST = 50.0
-_DECADES = 20.0  # of bus bandwidth that a sigmoid spans, at most
-_CALLS = 4000  # of the sigmoid by its fit
+_DECADES = 20.0  # decades of bus bandwidth that a sigmoid spans, at most
+_CALLS = 4000  # evaluations of the sigmoid in its fit, at most
 
 
 def bus_factor(op: str, ranks: int) -> float:
     """Return the factor from bytes over time to the bus bandwidth of an operation.
 
     Raises:
-        ValueError: it has no curve.
+        ValueError: the operation has no curve.
     """
     if op not in OPERATIONS:
         raise ValueError(f"no curve of the operation {op!r}; known: {', '.join(OPERATIONS)}")
@@ -44,17 +44,17 @@ def bus_factor(op: str, ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The time of one of MPI's own operations over its size.
+    """Time of one of MPI's own operations over its size.
 
     Attributes:
-        overhead: seconds of a short one.
+        overhead: seconds of a short operation.
         L: decades of bus bandwidth that the sigmoid rises by.
-        k: its steepness, over the logarithm to the base 2 of the bytes.
-        x0: where it is steepest.
+        k: steepness of the sigmoid, over the logarithm to the base 2 of the bytes.
+        x0: logarithm to the base 2 of the bytes at which it is steepest.
         b: decimal logarithm of the bytes/s that it rises from.
         ln_p: logarithm to the base 2 of the bytes up to which a call takes ``overhead``.
-        sat_p: of those from which on the bus bandwidth is ``max_bw``.
-        max_bw: bytes/s.
+        sat_p: logarithm to the base 2 of the bytes from which on the bus bandwidth is ``max_bw``.
+        max_bw: largest bus bandwidth in bytes/s.
     """
 
     overhead: float
@@ -70,8 +70,8 @@ class Curve:
         """Return the seconds of an operation.
 
         Args:
-            nbytes: of the array that is summed or sent; of all ranks' blocks together where each has one.
-            factor: by :func:`bus_factor`.
+            nbytes: bytes of the array that is summed or sent; of all ranks' blocks together where each rank has one.
+            factor: factor by :func:`bus_factor`.
         """
         x = math.log2(max(1.0, nbytes))
         if x <= self.ln_p:
@@ -84,10 +84,10 @@ class Curve:
 
 @dataclass(frozen=True)
 class MpiCurves:
-    """The curves of MPI's own operations on as many ranks and hosts as they were measured on.
+    """Curves of MPI's own operations on the numbers of ranks and hosts that they were measured on.
 
     Attributes:
-        hosts, ranks: for which they are.
+        hosts, ranks: numbers of hosts and ranks.
         of: curves by operation.
     """
 
@@ -97,12 +97,12 @@ class MpiCurves:
 
 
 def fit_curve(sizes: Sequence[int], seconds: Sequence[float], factor: float) -> Curve:
-    """Fit a curve to an operation's times. Takes SciPy.
+    """Fit a curve to an operation's times. Needs SciPy.
 
     Args:
         sizes: bytes, ascending, each once.
-        seconds: of each, above 0.
-        factor: by :func:`bus_factor`.
+        seconds: seconds for each size, above 0.
+        factor: factor by :func:`bus_factor`.
 
     Raises:
         ValueError: there are fewer than five sizes, or no sigmoid was found.

@@ -1,8 +1,8 @@
 """Fit a profile's costs of the engine and of the machine to measured times of collectives, by the simulator.
 
-Each parameter is a cost in seconds, or a factor on what was measured alone: links, memory and codecs. Predictions are
-to be near the times by their logarithms, and parameters near where they start, so that times which say little of one
-leave it there.
+Each parameter is a cost in seconds, or a factor on a value that was measured alone: links, memory and codecs. A fit
+keeps predictions near the times by their logarithms, and parameters near their starts, so that times which hardly
+depend on a parameter leave it there.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ START = {
 _OF_NETWORK = ("far", "wire", "eager", "network latency", "link", "burst")
 _OF_HOST = ("near", "host latency")
 _FACTORS = ("link", "burst", "memory", "codecs")
-_PRIOR = 0.05  # how much a parameter's distance from its start counts
-_LOOSE = 0.1  # of a logarithm: errors past it count less than by their square
+_PRIOR = 0.05  # weight of a parameter's distance from its start
+_LOOSE = 0.1  # error in a logarithm from which on it counts less than by its square
 _STEPS = 25
-_STEP = 0.15  # of a logarithm, by which slopes are found: over less, simulated times are no smooth functions
-_FARTHEST = math.log(50)  # of a parameter from its start
-_LEAST = 1e-4  # relative error
+_STEP = 0.15  # step of a logarithm for slopes: over smaller ones, simulated times are no smooth functions
+_FARTHEST = math.log(50)  # distance of a parameter from its start, at most
+_LEAST = 1e-4  # smallest relative error that counts
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A measured time.
+    """Measured time.
 
     Attributes:
         setting: operation, bytes, codec, ranks.
-        algorithm: of the operation, with messages of :data:`CHUNK` bytes before they are encoded.
-        seconds: from when all ranks begin until the last one has its result.
+        algorithm: algorithm of the operation, with messages of :data:`CHUNK` bytes before they are encoded.
+        seconds: time from the start of all ranks until the last one has its result.
     """
 
     setting: Setting
@@ -70,11 +70,11 @@ class Timing:
 
 
 def parameters(base: Profile, timings: Sequence[Timing]) -> dict[str, float]:
-    """Return the parameters that times say something of, with the values at which a fit starts.
+    """Return the parameters on which the times depend, with the values at which a fit starts.
 
     Args:
-        base: a profile of which ``burst`` is a parameter if its links have one.
-        timings: of collectives.
+        base: profile; ``burst`` is a parameter if its links have one.
+        timings: times of collectives.
     """
     settings = [timing.setting for timing in timings]
     idle: set[str] = set()
@@ -92,7 +92,7 @@ def parameters(base: Profile, timings: Sequence[Timing]) -> dict[str, float]:
 
 
 def adjusted(base: Profile, found: Mapping[str, float]) -> Profile:
-    """Return a profile with the parameters that were found; what was not is as it is in ``base``."""
+    """Return a profile with the parameters that were found; the others are as in ``base``."""
     network, host = base.network, base.host
     costs: dict[str, Any] = {
         name: value for name, value in found.items() if name not in _FACTORS and not name.endswith("latency")
@@ -117,20 +117,20 @@ def adjusted(base: Profile, found: Mapping[str, float]) -> Profile:
 
 
 def predict(profile: Profile, timings: Sequence[Timing], cores: int | None = None) -> Floats:
-    """Return the predicted seconds of what was timed, on hosts that share ``cores`` if they do."""
+    """Return the predicted seconds of each timing, on hosts that share ``cores`` unless that is None."""
     return np.array([seconds(profile, t.algorithm, t.setting, CHUNK, cores) for t in timings])
 
 
 def fit(
     base: Profile, timings: Sequence[Timing], cores: int | None = None, limit: float = math.inf
 ) -> dict[str, float]:
-    """Return the parameters under which predictions are nearest to the times. Takes SciPy.
+    """Return the parameters under which predictions are nearest to the times. Needs SciPy.
 
     Args:
-        base: links, memory and codecs as they were measured alone.
+        base: profile with links, memory and codecs as measured alone.
         timings: at least one.
-        cores: that all ranks of all hosts share; by the profile unless given.
-        limit: seconds after which it returns the best that it has found.
+        cores: cores that all ranks of all hosts share; by default the profile's.
+        limit: seconds after which the best parameters found are returned.
     """
     from scipy.optimize import least_squares  # type: ignore[import-untyped]  # noqa: PLC0415  (of the extra "plan")
 
@@ -173,7 +173,7 @@ def errors(predicted: npt.ArrayLike, taken: npt.ArrayLike) -> dict[str, float]:
     """Return the geometric mean, the mean and the 95th percentile of the relative errors, with their number.
 
     Args:
-        predicted, taken: seconds, one after another.
+        predicted, taken: predicted and measured seconds of the same operations, in the same order.
     """
     measured = np.asarray(taken, float)
     error = np.abs(np.asarray(predicted, float) - measured) / measured
@@ -186,4 +186,4 @@ def errors(predicted: npt.ArrayLike, taken: npt.ArrayLike) -> dict[str, float]:
 
 
 class _OutOfTimeError(Exception):
-    """The time of a fit is over."""
+    """End of the time for a fit."""

@@ -6,10 +6,10 @@ pipelines, in which the busiest stage counts in full and the others for one chun
 
 In the formulas p ranks are on h hosts, at most l on one; n elements are reduced or sent, s = n / p is a shard; E(x),
 D(x), A(x) are the seconds to encode x elements, decode them, decode and add them; C(x) those of a copy in memory; W(x)
-those of their message on a host's link; a is a message's latency, o what a core does for it however short it is.
+those of their message on a host's link; a is a message's latency, o a core's work for a message however short it is.
 ``a || b`` is a pipeline of two stages: max(a, b) + min(a, b) / chunks, or 1.5 times as much of the second in a
-hierarchical all-reduce; the compiled engine also overlaps the messages to different ranks, which count as chunks. Left
-out is what a core does for each byte to or from another host: it counts as computing.
+hierarchical all-reduce; the compiled engine also overlaps the messages to different ranks, which count as chunks.
+The formulas leave out a core's work for each byte to or from another host: it counts as computing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def allreduce_ring(c: Case) -> float:
     phase.add(s, c.p - 1)
     phase.decode(s, c.p - 1)
     c.own_result(phase, s)
-    phase.chain(c.p - 2, network=c.network)  # and that of to_all
+    phase.chain(c.p - 2, network=c.network)  # and the chain of to_all
     c.to_all(phase, s)
     c.around(phase, s)
     return phase.seconds()
@@ -68,7 +68,7 @@ def allreduce_ring(c: Case) -> float:
 def allreduce_halving(c: Case) -> float:
     """Return the time of a reduce-scatter by halving, + log2 p a + [E(s) + D(n) || l W(n - s)] for the way back.
 
-    Plain values are also copied into messages, C(n - 2 s). Ranks beyond a power of two hand all of theirs to a partner
+    Plain values are also copied into messages, C(n - 2 s). Ranks beyond a power of two hand their values to a partner
     first, and get the result from it: 2 (a + E(n) || W(n)).
     """
     return _halving(c, rested=0.5) + _doubling(c, rested=0.5)
@@ -77,8 +77,8 @@ def allreduce_halving(c: Case) -> float:
 def allreduce_hierarchical(c: Case, *, twice: bool = False) -> float:
     """Return 2 a + [2 C(n) + h E(x) + (h - 1) A(x) + D(n) + m o || 2 l (h - 1) W(x)], x = n / l h, m messages.
 
-    Each rank hands its parts to those of its host that lead their shards across, and reads as much; m are h (l - 1)
-    such parts, as many results handed on, and 2 (h - 1) messages across. ``twice``: as :func:`_hand_over` says.
+    Each rank hands its parts to the ranks of its host that lead their shards across, and reads as much; m are h (l - 1)
+    such parts, as many results handed on, and 2 (h - 1) messages across. ``twice``: see :func:`_hand_over`.
     """
     phase, x = c.phase(), c.n / c.l / c.h
     phase.depth = _DEPTH
@@ -259,7 +259,7 @@ FORMULAS: dict[str, dict[str, Formula]] = {
 }
 
 
-# -- what they share ---------------------------------------------------------------------------------------------
+# -- shared parts ------------------------------------------------------------------------------------------------
 
 
 def _hand_over(c: Case, phase: Phase, *, twice: bool) -> None:
@@ -302,7 +302,7 @@ def _halving(c: Case, rested: float = 1.0) -> float:
     exchanges = _exchanges(c)
     if c.p != 1 << len(exchanges):
         exchanges = [(c.n, c.network and c.l == 1), *exchanges]
-    # What is added to: a copy of it first, which the compiled engine makes as it adds.
+    # The first step adds to a copy of its values, which the compiled engine makes as it adds.
     kept = exchanges[0][0] if exchanges and not c.setting.compiled else 0.0
     sent = sum(n for n, _ in exchanges) or 1.0
     for n, away in exchanges:
@@ -326,7 +326,7 @@ def _doubling(c: Case, rested: float) -> float:
     own = c.n / (1 << len(exchanges))
     phase.encode(own)
     for n, away in exchanges:
-        if c.setting.codec.name == "none" and n > own:  # what a rank has by then is copied into one message
+        if c.setting.codec.name == "none" and n > own:  # a rank's blocks are copied into one message
             phase.copy(n)
         _one_exchange(c, phase, n, away)
     if c.p != 1 << len(exchanges):

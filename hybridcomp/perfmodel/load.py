@@ -1,4 +1,4 @@
-"""Find the profile of this machine: a file, or the built-in one with what the environment says of links."""
+"""Find the profile of this machine: a file, or the built-in one with the environment's values for links."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
     """Read a profile.
 
     Args:
-        path: its file. None: the one at :func:`wanted_path`, or :data:`BUILT_IN` where there is none in the user's
-            configuration, with what the environment says of the links between hosts (``HYBRIDCOMP_BANDWIDTH`` in
-            bytes/s, ``HYBRIDCOMP_LATENCY`` in seconds, ``HYBRIDCOMP_BURST`` in bytes) and ``HYBRIDCOMP_CORES``, those
-            that a rank has.
+        path: file of the profile. None: the one at :func:`wanted_path`, or :data:`BUILT_IN` where the user's
+            configuration has none, with the environment's values for links between hosts (``HYBRIDCOMP_BANDWIDTH`` in
+            bytes/s, ``HYBRIDCOMP_LATENCY`` in seconds, ``HYBRIDCOMP_BURST`` in bytes) and for the cores of a rank
+            (``HYBRIDCOMP_CORES``).
 
     Raises:
-        ConfigError: a file that was named is missing, or any is wrong.
+        ConfigError: a named file is missing, or a file or variable is wrong.
     """
     named = path or os.environ.get(VARIABLE)
     place = Path(named) if named else wanted_path()
@@ -54,7 +54,7 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
 
 
 def _built_in() -> Profile:
-    """Return the built-in profile, with what the environment says."""
+    """Return the built-in profile, with the environment's values."""
     network = BUILT_IN.network
     tier = Tier(
         _environment(LATENCY_VARIABLE, "seconds, such as 2e-5") or network.latency,

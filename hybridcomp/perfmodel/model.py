@@ -1,6 +1,6 @@
-"""Predict how long an algorithm takes, choose the fastest, and the size of its chunks.
+"""Predict the time of algorithms, choose the fastest, and the size of its chunks.
 
-Pure functions of a profile and a setting: ranks that have both in common choose alike.
+The functions are pure, of a profile and a setting: ranks that have both in common choose alike.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from hybridcomp.perfmodel.terms import Setting
 from hybridcomp.schedules.registry import find
 
 _CHUNKS = tuple(1 << power for power in range(18, 23))  # 256 KiB to 4 MiB
-_EQUAL = 1.02  # algorithms whose times differ by less are as good: the model is no more exact
-_EQUAL_CHUNKS = 1.02  # chunks, too, and large ones cost less of the cores than the model sees
+_EQUAL = 1.02  # seconds within this factor are equal: the model is no more exact
+_EQUAL_CHUNKS = 1.02  # the same for chunks; large ones cost less of the cores than the model sees
 
 
 def algorithms(op: str) -> tuple[str, ...]:
-    """Return the names of the algorithms of an operation that the model knows.
+    """Return the names of an operation's algorithms that the model knows.
 
     Raises:
-        ValueError: it knows no such operation.
+        ValueError: the model does not know the operation.
     """
     if op not in FORMULAS:
         raise ValueError(f"no model of the operation {op!r}; known: {', '.join(FORMULAS)}")
@@ -34,11 +34,11 @@ def algorithms(op: str) -> tuple[str, ...]:
 def predict(profile: Profile, algorithm: str, setting: Setting) -> float:
     """Return the seconds that an algorithm takes in a setting, with chunks of the best size.
 
-    ``"mpi"`` is MPI's own operation: by its curve where the profile has one for these ranks, else as the first of our
-    algorithms.
+    ``"mpi"`` stands for MPI's own operation: its curve where the profile has one for these ranks, else the first of
+    hybridcomp's algorithms.
 
     Raises:
-        ValueError: no model of that operation or algorithm; or a ``sparse`` one with a codec that is not.
+        ValueError: there is no model of the operation or algorithm; or a ``sparse`` one gets a codec that is not.
     """
     if algorithm == MPI:
         measured = measured_seconds(profile, setting)
@@ -52,10 +52,10 @@ def predict(profile: Profile, algorithm: str, setting: Setting) -> float:
 def choose(profile: Profile, setting: Setting, candidates: Sequence[str]) -> str:
     """Return the fastest of ``candidates`` in a setting: of those within 2% of the fastest, the first.
 
-    Where ranks share cores, it is of those within 2% the one that would be fastest if they did not.
+    Where ranks share cores, it is the one of those within 2% that would be fastest if they did not.
 
     Raises:
-        ValueError: there is none, or as from :func:`predict`.
+        ValueError: there is no candidate, or as from :func:`predict`.
     """
     if not candidates:
         raise ValueError(f"no algorithm to choose from for {setting.op}")
@@ -70,14 +70,14 @@ def choose(profile: Profile, setting: Setting, candidates: Sequence[str]) -> str
 def chunk_bytes(profile: Profile, setting: Setting, algorithm: str) -> int:
     """Return the uncompressed bytes of a chunk of an algorithm's pipeline: a power of two from 256 KiB to 4 MiB.
 
-    Small chunks fill the pipeline soon, large ones cost few messages and calls. Of sizes that make no difference it is
-    the largest: it leaves the cores to those that compute.
+    Small chunks fill the pipeline soon, large ones cost few messages and calls. Among sizes that make no difference the
+    largest is taken: it leaves the cores to the ranks that compute.
 
     Raises:
         ValueError: as from :func:`predict`.
     """
     formula = _formula(algorithm, setting)
-    # Where ranks share cores, these bound the time whatever the chunks are. Small ones still fill the pipeline sooner.
+    # Shared cores bound the time whatever the chunks are. Small ones still fill the pipeline sooner.
     profile = dataclasses.replace(profile, cores=1.0)
     seconds = {chunk: formula(Case(profile, setting, chunk)) for chunk in _CHUNKS}
     limit = min(seconds.values()) * _EQUAL_CHUNKS

@@ -1,4 +1,4 @@
-"""Predict MPI's own operations, which carry what is not compressed."""
+"""Predict MPI's own operations, which carry uncompressed messages."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from hybridcomp.perfmodel.curves import bus_factor
 from hybridcomp.perfmodel.profile import Profile
 from hybridcomp.perfmodel.terms import FP32, Setting
 
-MPI = "mpi"  # in the place of an algorithm's name
+MPI = "mpi"  # stands in the place of an algorithm's name
 _EXCHANGES = ("all_gather", "all_to_all", "broadcast")
-# Bytes from which on sums of 16 bits are not MPI's: hybridcomp.collectives.operations.flat_reductions.
+# Bytes from which on MPI does not sum 16-bit types: hybridcomp.collectives.operations.flat_reductions.
 _OWN_HALF = 1 << 16
 
 
 def carried_by_mpi(setting: Setting) -> bool:
     """Tell whether MPI's own operation runs in a setting, and none of our algorithms.
 
-    It does wherever nothing is compressed, but for all-reduces of the compiled engine and large sums of 16 bits.
+    It does wherever nothing is compressed, but for all-reduces of the compiled engine and large sums of 16-bit types.
     """
     if setting.codec.name != "none":
         return False
@@ -29,7 +29,7 @@ def carried_by_mpi(setting: Setting) -> bool:
 def measured_seconds(profile: Profile, setting: Setting) -> float | None:
     """Return the seconds of MPI's own operation by its curve; None where the profile has none for these ranks.
 
-    Curves of sums were measured on fp32, and are for it alone.
+    Curves of sums were measured on fp32, and hold for it alone.
     """
     known = profile.mpi
     if known is None or (known.hosts, known.ranks) != (setting.hosts, setting.ranks):

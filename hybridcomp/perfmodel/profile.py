@@ -6,7 +6,7 @@
     memory = 1.1e10                        # bytes/s of a copy in memory
     message = 6e-5                         # seconds of a core for a message, however short: to send, receive, decode it
     wire = 5e-10                           # seconds of a core for each byte to another host, or from one
-    cores = 0.5                            # that a rank has, where ranks outnumber them; 1 if left out
+    cores = 0.5                            # cores of a rank, where ranks outnumber them; 1 if left out
 
     [host]                                 # between ranks of a host
     latency = 5e-6                         # seconds of a small message
@@ -23,7 +23,7 @@
     decode = 1.5e10
     add = 1.6e10                           # decode and add
     overhead = 2e-6                        # seconds of a call, however little it does
-    size = 0.258                           # of a message, over what it encodes
+    size = 0.258                           # bytes of a message over those it encodes
 
     [mpi]                                  # MPI's own operations: curves for as many hosts and ranks, none if left out
     hosts = 4
@@ -39,9 +39,9 @@
     sat_p = 21.0
     max_bw = 1.1e8
 
-Where collectives were timed, latencies, ``wire``, ``start`` and what else only the simulator uses are fitted to them,
-and so are the speeds of links, memory and codecs, which are slower there than alone. What a file leaves out is as built
-in. ``codecs.default`` is for codecs of which nothing else is said.
+Where collectives were timed, latencies, ``wire``, ``start`` and the other costs that only the simulator uses are
+fitted to them, and so are the speeds of links, memory and codecs, which are slower there than alone. Values that a
+file leaves out are as built in. ``codecs.default`` is for codecs without an entry.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ from hybridcomp.perfmodel.curves import OPERATIONS, Curve, MpiCurves
 
 VERSION = 1
 DEFAULT = "default"
-MAX_BYTES = 65536  # of a profile as text
+MAX_BYTES = 65536  # bytes of a profile as text, at most
 _MOST_CODECS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """The links of one kind.
+    """Links of one kind.
 
     Attributes:
         latency: seconds of a small message, one way.
         bandwidth: bytes/s of one rank's sends inside a host, of one host's sends between hosts.
-        burst: bytes beyond that rate which an idle link passes at once, as those do that a token bucket shapes.
-        incoming: bytes/s that enter a host, if more, as where only what leaves is shaped; 0: as ``bandwidth``.
+        burst: bytes beyond that rate which an idle link passes at once, as a token bucket lets it; 0 for none.
+        incoming: bytes/s that enter a host, if more, as where only outgoing traffic is shaped; 0: as ``bandwidth``.
     """
 
     latency: float
@@ -85,12 +85,12 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A codec's speed on one thread, in bytes of uncompressed fp32 data.
+    """Speed of a codec on one thread, in bytes of uncompressed fp32 data.
 
     Attributes:
         encode, decode, add: bytes/s; ``add`` is ``decode_add``.
-        overhead: seconds of a call that has next to nothing to do.
-        size: bytes of a message over those it encodes, of Gaussian data.
+        overhead: seconds of a call on next to no data.
+        size: bytes of a message over those it encodes, for Gaussian data.
     """
 
     encode: float
@@ -107,7 +107,7 @@ _TIER_KEYS = ("latency", "bandwidth")
 _TIER_OPTIONS = ("burst", "incoming")
 _SPEED_KEYS = tuple(f.name for f in dataclasses.fields(Speed))
 _CURVE_KEYS = tuple(f.name for f in dataclasses.fields(Curve))
-# Of exponents: so that no power overflows.
+# Bounds of exponents, so that no power overflows.
 _CURVE_LIMITS: dict[str, tuple[float, ...]] = {
     "L": (0.0, 20.0),
     "k": (0.0, 50.0),
@@ -120,26 +120,26 @@ _CURVE_LIMITS: dict[str, tuple[float, ...]] = {
 
 @dataclass(frozen=True)
 class Profile:
-    """The measurements of this machine and its network that the model uses.
+    """Measurements of this machine and its network that the model uses.
 
     Attributes:
         host: links between ranks of a host.
         network: links between hosts.
         memory: bytes/s of a copy in memory by one thread.
-        message: seconds of a core that a message takes however short it is, with all that belongs to it.
+        message: seconds of a core for a message however short it is, all its work included.
         wire: seconds of a core for each byte that goes to another host or comes from there.
-        cores: that a rank has, at most 1: less where ranks share them.
+        cores: cores of a rank, at most 1: less where ranks share them.
         start: seconds of a core before the first step of an operation.
-        slow_start: the same of an operation that starts in Python at each call, as a reduction to one rank does.
+        slow_start: the same for an operation that starts in Python at each call, as a reduction to one rank does.
         call: seconds of a codec's call in the compiled engine, at most.
-        near, far: seconds of a core for a message in the compiled engine inside a host, or between hosts, with all that
-            belongs to it: half of them at each end.
+        near, far: seconds of a core for a message in the compiled engine inside a host, or between hosts, all its work
+            included: half of them at each end.
         wake: seconds until a rank that sleeps has noticed a message.
-        look: seconds of a core that a rank which waits takes to look for messages.
+        look: seconds of a core that a waiting rank takes to look for messages.
         eager: bytes of the longest message that leaves before it is expected.
-        codecs: speeds by spec string; holds ``"default"``.
+        codecs: speeds by spec string, with an entry ``"default"``.
         mpi: curves of MPI's own operations; None: not measured.
-        name: the file it is from, for people.
+        name: name of the profile's file, for people.
     """
 
     host: Tier
@@ -176,7 +176,7 @@ class Profile:
         return best
 
     def to_toml(self) -> str:
-        """Return the text of its file."""
+        """Return the text of the profile's file."""
         lines = [f"version = {VERSION}"]
         lines += [f"{key} = {getattr(self, key)!r}" for key in ("memory", *_OPTIONS)]
         for tier in ("host", "network"):
@@ -190,10 +190,10 @@ class Profile:
         return "\n".join(lines) + "\n"
 
     def to_bytes(self) -> bytes:
-        """Return its text in UTF-8 for other ranks, at most :data:`MAX_BYTES`.
+        """Return the profile's text in UTF-8 for other ranks, at most :data:`MAX_BYTES`.
 
         Raises:
-            ConfigError: it has more codecs than fit.
+            ConfigError: the profile has more codecs than fit.
         """
         data = self.to_toml().encode()
         if len(data) > MAX_BYTES:
@@ -202,31 +202,31 @@ class Profile:
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str = "another rank's") -> Profile:
-        """Read :meth:`to_bytes`, or a file.
+        """Read the bytes of :meth:`to_bytes`, or of a file.
 
         Raises:
-            ConfigError: names the profile, the key and what is allowed.
+            ConfigError: the profile is wrong; names it, the key and what is allowed.
         """
         return cls.from_document(parse_document(data, name), name)
 
     @classmethod
     def from_document(cls, document: dict[str, Any], name: str) -> Profile:
-        """Read what :func:`parse_document` returns.
+        """Read a document that :func:`parse_document` returned.
 
         Raises:
-            ConfigError: names the profile, the key and what is allowed.
+            ConfigError: the profile is wrong; names it, the key and what is allowed.
         """
         return _Reader(name).profile(document)
 
     def write(self, path: Path, others: str = "") -> None:
-        """Write its file, whole or not at all; makes the directory.
+        """Write the profile's file, whole or not at all; make the directory.
 
         Args:
-            path: of the file.
+            path: path of the file.
             others: text of the sections that :mod:`hybridcomp.planner` reads.
 
         Raises:
-            ConfigError: it cannot be written.
+            ConfigError: the file cannot be written.
         """
         data = self.to_bytes() + others.encode()
         try:
@@ -240,7 +240,7 @@ def parse_document(data: bytes, name: str) -> dict[str, Any]:
     """Parse the TOML of a profile.
 
     Raises:
-        ConfigError: it is longer than :data:`MAX_BYTES`, or no TOML.
+        ConfigError: the text is longer than :data:`MAX_BYTES`, or no TOML.
     """
     if len(data) > MAX_BYTES:
         raise ConfigError(f"profile {name}: more than {MAX_BYTES} bytes")
@@ -256,7 +256,7 @@ def _lines(values: Tier | Speed | Curve) -> list[str]:
 
 
 class _Reader(Checker):
-    """A reader of a parsed document."""
+    """Reader of a parsed document."""
 
     def profile(self, document: dict[str, Any]) -> Profile:
         self.keys(
@@ -319,7 +319,7 @@ class _Reader(Checker):
             if canonical in found:
                 self.fail(key, f"is the codec {canonical!r}, which is there already")
             found[canonical] = Speed(**self.numbers(key, table, _SPEED_KEYS))
-        # Measured ones first: where two of one name are as near, the first counts.
+        # Measured ones come first: where two of one name are as near, the first counts.
         return found | {spec: speed for spec, speed in BUILT_IN.codecs.items() if spec not in found}
 
     def _spec(self, key: str, spec: str) -> str:
@@ -333,8 +333,8 @@ class _Reader(Checker):
             self.fail(key, f"is no codec: {error}")
 
 
-# Gaussian fp32 of 64 MiB on one thread of an AMD EPYC with AVX-512 (benchmarks/results/codecs.json), in GB/s and
-# microseconds; the network is one of 1 Gb/s.
+# Values for 64 MiB of Gaussian fp32 on one thread of an AMD EPYC with AVX-512 (benchmarks/results/codecs.json), in GB/s
+# and microseconds; the network has 1 Gb/s.
 _MEASURED = {
     DEFAULT: (3.0, 3.0, 3.0, 5, 0.5),
     "none": (10.7, 7.6, 7.8, 2, 1.0),

@@ -1,4 +1,4 @@
-"""Predict how long an algorithm takes by simulating the schedules of all ranks with the costs of a profile."""
+"""Predict an algorithm's time by simulating the schedules of all ranks with the costs of a profile."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hybridcomp.schedules.simulate import Columns, Floats, Link, Machine, Timeli
 from hybridcomp.schedules.topology import Topology
 
 _NONE = get_codec("none")
-_SLOW = ("reduce",)  # operations that the fast path of collectives/operations does not have
-_PATIENCE = 200e-6  # seconds: kernels/engine/waiting gives way for so long, then sleeps
-_MOST_LOOKS = 1000  # before a rank sleeps: each is simulated
-_MOST_RANKS = 64  # that are simulated one by one where hosts are alike
-#: Algorithms whose hosts do alike, turned round.
+_SLOW = ("reduce",)  # operations outside the fast path of collectives/operations
+_PATIENCE = 200e-6  # seconds for which kernels/engine/waiting gives way before it sleeps
+_MOST_LOOKS = 1000  # looks before a rank sleeps, at most: each is simulated
+_MOST_RANKS = 64  # ranks that are simulated one by one where hosts are alike, at most
+#: Algorithms in which all hosts do the same, rotated by their numbers.
 _ALIKE = ("direct", "one_shot", "ring", "hierarchical", "two_level", "doubling")
 _TURNED = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
@@ -30,15 +30,15 @@ _TURNED = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 def seconds(
     profile: Profile, algorithm: str, setting: Setting, chunk: int, cores: int | None = None
 ) -> float:
-    """Return the seconds from when all ranks begin until the last one has its result.
+    """Return the seconds from the start of all ranks until the last one has its result.
 
     Args:
-        profile: links, cores, codecs.
-        algorithm: of the setting's operation; ``"mpi"`` for MPI's own, by its curve, or by the operation's first
-            algorithm where the profile has none.
+        profile: speeds of links, cores and codecs.
+        algorithm: algorithm of the setting's operation; ``"mpi"`` for MPI's own, by its curve, or by the operation's
+            first algorithm where the profile has none.
         setting: operation, bytes, codec, ranks.
         chunk: uncompressed bytes of a message.
-        cores: that all ranks of all hosts share, as in the lab; by the profile unless given.
+        cores: cores that all ranks of all hosts share, as in the lab; by default the profile's.
     """
     if algorithm == MPI:
         measured = measured_seconds(profile, setting)
@@ -51,19 +51,19 @@ def seconds(
 def timeline(
     profile: Profile, algorithm: str, setting: Setting, chunk: int, cores: int | None = None
 ) -> Timeline:
-    """Return when each step of the ranks begins and ends, of the first host's where all hosts do alike."""
+    """Return the start and end of each step of the ranks, or of the first host's ranks where all hosts do the same."""
     steps = _steps(algorithm, setting, chunk, profile.speed(setting.codec).size)
     machine = machine_of(profile, setting, cores)
     work = functools.partial(_work, profile, setting)
     first = run(steps, machine, work)
     if not profile.network.burst or setting.hosts == 1:
         return first
-    # What links have saved up by the next time: they rest between two operations, and while ranks compute.
+    # Start with the bytes that links have saved up: they rest between two operations, and while ranks compute.
     return run(steps, machine, work, list(first.credits))
 
 
 def machine_of(profile: Profile, setting: Setting, cores: int | None = None) -> Machine:
-    """Return the machine of a profile; ``cores`` that all ranks share: as many as the profile says, unless given."""
+    """Return the machine of a profile, with ``cores`` that all ranks share: by default as many as the profile says."""
     network, host = profile.network, profile.host
     if cores is None and profile.cores < 1:
         cores = max(1, round(profile.cores * setting.ranks))
@@ -81,7 +81,7 @@ def machine_of(profile: Profile, setting: Setting, cores: int | None = None) -> 
 
 @functools.lru_cache(256)
 def _steps(algorithm: str, setting: Setting, chunk: int, size: float) -> Columns:
-    """Return the steps of an operation's ranks: of the first host's where there are many and all hosts do alike."""
+    """Return the steps of an operation's ranks: of the first host's where there are many and all hosts do the same."""
     topology = Topology.even(setting.ranks, setting.ranks_per_host)
     alike = (
         setting.ranks > _MOST_RANKS
@@ -107,7 +107,7 @@ def _steps(algorithm: str, setting: Setting, chunk: int, size: float) -> Columns
 
 
 def operation_of(setting: Setting, chunk: int, *, even: bool = False) -> Operation:
-    """Return a setting's operation on whole elements; ``even``: as many for each rank."""
+    """Return a setting's operation on whole elements; ``even``: equally many for each rank."""
     n = max(1, setting.nbytes // setting.itemsize)
     p = setting.ranks
     if even:
@@ -130,7 +130,7 @@ def operation_of(setting: Setting, chunk: int, *, even: bool = False) -> Operati
 
 
 def _work(profile: Profile, setting: Setting, c: Columns) -> Floats:
-    """Return the seconds of a core of each step."""
+    """Return the seconds of a core for each step."""
     speed, itemsize = profile.speed(setting.codec), setting.itemsize
     # A call from Python costs a plain codec's overhead, too; the rest is the codec's own.
     call = profile.call + max(0.0, speed.overhead - profile.speed(_NONE).overhead)

@@ -12,31 +12,31 @@ from hybridcomp.perfmodel.profile import Profile
 
 _KINDS = {1: DType.UINT8, 2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64, 16: DType.COMPLEX128}
 FP32 = 4  # bytes; speeds are of fp32
-# Seconds of a core in the compiled engine: for a message inside a host or to another one, with all
-# that belongs to it, and for a codec's call.
+# Seconds of a core in the compiled engine: for a message inside a host or to another one, all its
+# work included, and for a codec's call.
 _COMPILED_NEAR = 1e-6
 _COMPILED_FAR = 16e-6
 _COMPILED_CALL = 0.2e-6
-_SWITCH = 2e-6  # and for a message to a rank of the same host that has to be given the core first
-_OF_BURST = 0.25  # of what an idle link passes at once: this one may have been used just before
+_SWITCH = 2e-6  # added for a message to a rank of the same host that has to be given the core first
+_OF_BURST = 0.25  # share of an idle link's burst that counts: the link may have been used just before
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting: an operation whose cost is asked for.
+    """Operation whose cost is asked for.
 
-    Equal on all ranks, so that all choose alike.
+    It is equal on all ranks, so that all choose alike.
 
     Attributes:
         op: ``all_reduce``, ``reduce_scatter``, ``all_gather``, ``broadcast`` or ``reduce``.
         nbytes: uncompressed bytes of the array that is summed or sent; for ``reduce_scatter`` and ``all_gather`` of all
             ranks' blocks together.
         itemsize: bytes of an element.
-        codec: what encodes it.
-        ranks: of the communicator.
-        hosts: that they are on.
-        ranks_per_host: the most on any host.
-        compiled: the compiled engine runs it, which needs less of a core for a message.
+        codec: codec that encodes it.
+        ranks: number of ranks of the communicator.
+        hosts: number of hosts that they are on.
+        ranks_per_host: most ranks on any host.
+        compiled: whether the compiled engine runs it, which needs less of a core for a message.
     """
 
     op: str
@@ -63,22 +63,22 @@ class Setting:
 
     @property
     def sparse(self) -> bool:
-        """Tell whether the codec sends some elements, the rest being zero."""
+        """Tell whether the codec sends some elements only, the rest being zero."""
         return isinstance(self.codec, SparseCodec)
 
 
 class Phase:
-    """A part of an algorithm whose chunks are pipelined: seconds of the busiest rank, and of the busiest host's link.
+    """Part of an algorithm with pipelined chunks: seconds of the busiest rank, and of the busiest host's link.
 
     The methods add to it. Elements are counted as numbers, not as whole ones, so that the costs are smooth.
 
     Attributes:
         latency: seconds on the longest chain of messages during which nothing else goes on.
-        cpu: seconds that a rank computes, copies and hands messages to MPI.
+        cpu: seconds in which a rank computes, copies and hands messages to MPI.
         sent: bytes that leave a host.
-        chunks: that the pipeline has.
-        depth: chunks that it takes in before the first one comes out.
-        rested: share of a link's burst that is there for it; the others are for the algorithm's other parts.
+        chunks: number of chunks in the pipeline.
+        depth: chunks that the pipeline takes in before the first one comes out.
+        rested: share of a link's burst that this part may use; the rest is for the algorithm's other parts.
     """
 
     def __init__(self, profile: Profile, setting: Setting, chunk: int) -> None:
@@ -94,22 +94,22 @@ class Phase:
 
     @property
     def link(self) -> float:
-        """Return the seconds that a host's link is busy: with all but what it passes at once after a rest."""
+        """Return the seconds that a host's link is busy, without the bytes that it passes at once after a rest."""
         network = self._profile.network
         return max(0.0, self.sent - self.rested * _OF_BURST * network.burst) / network.bandwidth
 
     def seconds(self) -> float:
         """Return the part's seconds.
 
-        The busier of rank and link in full, the other for ``depth`` chunks: no overlap. While a rank waits, those with
-        which it shares cores compute: so it is no less than what all of them need.
+        The busier of rank and link counts in full, the other for ``depth`` chunks, which overlap with nothing. While a
+        rank waits, the ranks that share its cores compute: so the part takes no less than the work of all of them.
         """
         busy, idle = max(self.cpu, self.link), min(self.cpu, self.link)
         alone = self.latency + busy + idle * min(1.0, self.depth / self.chunks)
         return max(alone, self.cpu / self._profile.cores)
 
     def pieces(self, n: float) -> float:
-        """Return the number of messages that ``n`` elements make."""
+        """Return the number of messages for ``n`` elements."""
         return max(1.0, n / self._chunk)
 
     def encode(self, n: float, times: float = 1) -> None:
@@ -129,7 +129,7 @@ class Phase:
         self.cpu += n * FP32 / self._profile.memory
 
     def chain(self, rounds: float, *, network: bool) -> None:
-        """Wait ``rounds`` times for a message that could not be sent before the last one was here."""
+        """Wait ``rounds`` times for a message that could not be sent before the previous one had arrived."""
         tier = self._profile.network if network else self._profile.host
         self.latency += rounds * tier.latency
 
@@ -137,11 +137,11 @@ class Phase:
         """Send messages of ``n`` elements.
 
         Args:
-            n: elements of one, before it is cut into chunks.
+            n: elements of a message, before it is cut into chunks.
             near: messages that a rank sends to ranks of its host.
             far: messages that leave a host, of all its ranks.
             own: messages that a rank sends, near and far.
-            peers: ranks that each get one of their own: the engine sends one while it encodes the next.
+            peers: ranks that each get a message of their own: the engine sends one while it encodes the next.
         """
         pieces = self.pieces(n)
         nbytes = pieces * self.message_bytes(n / pieces)
@@ -152,7 +152,7 @@ class Phase:
         away = far / self._setting.ranks_per_host
         self.cpu += pieces * ((own - away) * each + away * across)
         self.cpu += near * nbytes / self._profile.host.bandwidth
-        self.cpu += 2 * away * nbytes * self._profile.wire  # sent and received
+        self.cpu += 2 * away * nbytes * self._profile.wire  # both sent and received
         self.sent += far * nbytes
         self.chunks = max(self.chunks, pieces + (peers - 1 if self._setting.compiled else 0))
 
@@ -176,13 +176,13 @@ def message_size(codec: Codec, size: float, itemsize: int, count: int) -> float:
     """Return about the bytes of a message of ``count`` elements: exact where they do not depend on the data.
 
     Args:
-        codec: that encodes it.
-        size: its bytes over those that it encodes, as measured.
+        codec: codec that encodes it.
+        size: message bytes over encoded bytes, as measured.
         itemsize: bytes of an element.
-        count: elements.
+        count: number of elements.
     """
     kind = _KINDS[itemsize]
-    if isinstance(codec, RatioCodec):  # the bound of topk is what it sends; others aim at as much
+    if isinstance(codec, RatioCodec):  # topk sends as much as its bound; others aim at as much
         codec = TopKCodec(codec.ratio_kept, codec.values)
     elif not codec.fixed_size:
         return min(codec.bound(count, kind), 64 + size * count * kind.itemsize)

@@ -1,4 +1,4 @@
-"""Say which codecs a plan may give to an axis, by how much loss the training may risk, and write them as a policy."""
+"""List the codecs that a plan may give to an axis, by the loss that a training may risk; write them as a policy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BUDGETS: tuple[LossBudget, ...] = ("exact", "safe", "aggressive")
 
 @dataclass(frozen=True)
 class AxisCodec:
-    """A codec for all large messages of an axis.
+    """Codec for all large messages of an axis.
 
     Attributes:
-        name: for people.
+        name: name for people.
         rules: lines of the axis's section in a policy.
     """
 
@@ -31,7 +31,7 @@ NONE = AxisCodec("none", 'codec = "none"')
 _EXACT = (NONE, AxisCodec("exponent", 'codec = "exponent"'))
 _SAFE = (AxisCodec("bf16", 'codec = "bf16"'), AxisCodec("int8", 'codec = "int8:block=128"'))
 _AGGRESSIVE: Mapping[str, tuple[AxisCodec, ...]] = {
-    # Only gradients that are summed have a residual at the sender that the next step can repair.
+    # Only summed gradients have a residual at the sender that the next step can repair.
     "dp": (
         AxisCodec("int4 + ef", 'all_reduce = { codec = "int4:block=128", feedback = "ef" }'),
         AxisCodec(
@@ -54,7 +54,7 @@ _AROUND = 'min_bytes = 16384\nexclude = ["*.bias", "*norm*"]\n'
 
 
 def codecs_of(axis: str, budget: LossBudget) -> tuple[AxisCodec, ...]:
-    """Return what an axis may be given, ``none`` first."""
+    """Return the codecs that an axis may be given, ``none`` first."""
     if budget == "exact":
         return _EXACT
     if budget == "safe":
@@ -69,7 +69,7 @@ def policy_text(codecs: Mapping[str, AxisCodec]) -> str:
 
 
 def policy_of(codecs: Mapping[str, AxisCodec]) -> Policy:
-    """Return that policy."""
+    """Return the policy that gives each axis its codec."""
     return _policy(policy_text(codecs), ", ".join(f"{axis} {codec.name}" for axis, codec in codecs.items()))
 
 

@@ -1,4 +1,4 @@
-"""Describe what a job runs on."""
+"""Describe the hosts that a job runs on."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ WAITING = 0.18
 
 @dataclass(frozen=True)
 class Cluster:
-    """The hosts of a job and what they can do.
+    """Hosts of a job and their speeds.
 
     Ranks fill the hosts in order, as mpiexec places them: ranks 0 to ``ranks_per_host - 1`` are on the first.
 
     Attributes:
-        hosts: how many.
-        ranks_per_host: ranks on each.
-        profile: links and codecs.
-        compute: seconds of a model's operations on a rank.
+        hosts: number of hosts.
+        ranks_per_host: number of ranks on each host.
+        profile: speeds of links and codecs.
+        compute: source of the seconds of a model's operations on a rank.
         cores: processor cores that all ranks of all hosts share, as the hosts of a lab on one machine do; None: each
             rank has its own.
-        memory: bytes that a rank has; None: not known.
+        memory: bytes of memory of a rank; None: not known.
         speeds: speed of each host's processors relative to ``compute``; empty: 1 for each. Where ``cores`` are shared,
             the share of a core that a rank of the host gets at most.
         rates: bytes/s of each host's link; empty: ``profile.network.bandwidth`` for each.

@@ -1,4 +1,4 @@
-"""Describe how long a model's operations take on a rank: fitted to measurements, or from a device's datasheet."""
+"""Describe the time of a model's operations on a rank: fitted to measurements, or from a device's datasheet."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OPERATIONS = (
     "coded",
     "step",
 )
-"""What a step consists of.
+"""Operations and overheads of a training step.
 
 ``attention`` and ``mlp`` are the layers with the residual's addition, ``head`` is the last projection with the loss,
-``optimizer`` clips and updates. The overheads: ``pass``, of a forward or backward pass of a stage; ``replica``, of a
-pass more where DistributedDataParallel has the stage; ``send``, of a message between stages; ``sum``, of a collective
-that a pass waits for; ``coded``, of a compressed sum of replicas; ``step``, what else there is of a step.
+``optimizer`` clips and updates. The overheads are ``pass``, for a forward or backward pass of a stage; ``replica``, in
+addition for a pass where DistributedDataParallel has the stage; ``send``, for a message between stages; ``sum``, for a
+collective that a pass waits for; ``coded``, for a compressed sum of replicas; ``step``, for the rest of a step.
 """
 
 OVERHEADS: Mapping[str, tuple[float, float, float]] = {
@@ -38,7 +38,7 @@ OVERHEADS: Mapping[str, tuple[float, float, float]] = {
     "coded.forward": (3.9e-5, 0.0, 0.0),
     "step.forward": (8.7e-3, 0.0, 0.0),
 }
-"""Seconds of a processor for what a step has beside its operations: fitted to trainings in the lab, docs/plan.md."""
+"""Seconds of a processor for a step's overheads: fitted to trainings in the lab, docs/plan.md."""
 
 DIRECTIONS = ("forward", "backward")
 FEATURES = ("calls", "flops", "bytes")
@@ -46,13 +46,13 @@ FEATURES = ("calls", "flops", "bytes")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One execution of an operation on a rank.
+    """Execution of an operation on a rank.
 
     Attributes:
         operation: one of :data:`OPERATIONS`.
         direction: ``forward`` or ``backward``; ``forward`` of operations that have no direction.
         flops: multiplications and additions of matrix products.
-        bytes: that it reads and writes, counted by tensors.
+        bytes: bytes read and written, counted by tensors.
         half: whether it computes in 16 bits.
     """
 
@@ -64,7 +64,7 @@ class Work:
 
 
 class ComputeProfile(Protocol):
-    """A source of seconds of operations."""
+    """Source of the seconds of operations."""
 
     def seconds(self, work: Work) -> float:
         """Return the seconds of an execution that has a processor to itself."""
@@ -72,7 +72,7 @@ class ComputeProfile(Protocol):
 
 @dataclass(frozen=True)
 class Datasheet:
-    """A device as its maker describes it, with the share of it that programs get: a roofline.
+    """Device as its maker describes it, with the share of it that programs get: a roofline.
 
     Attributes:
         flops: peak operations/s in 16 bits.
@@ -117,8 +117,8 @@ class Fitted:
     """Measurements of one kind of device, as seconds for each call, flop and byte of each operation.
 
     Attributes:
-        rows: for each operation and direction (``"mlp.forward"``), coefficients in the order of :data:`FEATURES`.
-        half: factor on those of operations that compute in 16 bits.
+        rows: coefficients for each operation and direction (``"mlp.forward"``), in the order of :data:`FEATURES`.
+        half: factor on the coefficients of operations that compute in 16 bits.
     """
 
     rows: Mapping[str, tuple[float, float, float]]
@@ -138,7 +138,7 @@ class Fitted:
 
 
 def names() -> list[str]:
-    """Return the names of the rows that a :class:`Fitted` has."""
+    """Return the names of the rows in a :class:`Fitted`."""
     both = ("embedding", "norm", "attention", "mlp", "head", "pass")
     return [
         f"{operation}.{direction}"
@@ -152,10 +152,10 @@ def fit(works: Sequence[Work], seconds: Sequence[float]) -> tuple[float, float, 
 
     Args:
         works: executions of one operation and direction.
-        seconds: of each, measured.
+        seconds: measured seconds of each execution.
 
     Raises:
-        ValueError: there is none, or a time that is not positive.
+        ValueError: there are no executions, or a time is not positive.
     """
     import numpy as np  # noqa: PLC0415
     from scipy.optimize import nnls  # type: ignore[import-untyped]  # noqa: PLC0415  (of the extra "plan")
@@ -175,14 +175,14 @@ def read_compute(document: Mapping[str, Any], name: str) -> Fitted | Datasheet |
     """Read the section ``[compute]`` of a parsed profile or cluster description.
 
     Args:
-        document: the whole file.
-        name: of the file, for errors.
+        document: whole parsed file.
+        name: name of the file, for errors.
 
     Returns:
-        None where there is no such section.
+        The measurements or the datasheet; None where there is no such section.
 
     Raises:
-        ConfigError: names the file, the key and what is allowed.
+        ConfigError: the section is wrong; names the file, the key and what is allowed.
     """
     section = document.get("compute")
     if section is None:

@@ -12,17 +12,17 @@ from hybridcomp import trace
 from hybridcomp.errors import ConfigError
 from hybridcomp.planner.step.replay import Span
 
-_SAME = 1e-9  # seconds between two events that are one
+_SAME = 1e-9  # seconds between two events that count as one
 
 
 def critical_path(spans: Sequence[Span]) -> list[Span]:
     """Return the chain of spans that the end of the last one waited for, in order of time.
 
-    In a simulation whatever begins does so when something that it waits for ends. Where several ended at that time it
-    is one of the same rank, if there is any.
+    In a simulation, a span begins when another one ends that it waits for. Where several ended at that time, one of
+    the same rank is taken, if there is any.
 
     Args:
-        spans: of all ranks.
+        spans: spans of all ranks.
     """
     by_end = sorted((span for span in spans if span.end > span.begin + _SAME), key=lambda span: span.end)
     ends = [span.end for span in by_end]
@@ -35,7 +35,7 @@ def critical_path(spans: Sequence[Span]) -> list[Span]:
         if upper == 0:
             break
         lower = bisect.bisect_left(ends, ends[upper - 1] - 2 * _SAME)
-        # Those that ended last before it: at its begin, or, after a latency, somewhat earlier.
+        # Consider the spans that ended last before it: at its start or, with a latency, somewhat earlier.
         rank = at.rank
         before = max(
             by_end[lower:upper], key=lambda span: (span.rank == rank, span.stream == "compute", span.begin)
@@ -46,7 +46,7 @@ def critical_path(spans: Sequence[Span]) -> list[Span]:
 
 
 def shares(path: Sequence[Span]) -> dict[str, float]:
-    """Return the seconds of a path by stream; ``waiting`` is what lies between its spans."""
+    """Return the seconds of a path by stream; ``waiting`` is the time between its spans."""
     found: dict[str, float] = {}
     for span in path:
         found[span.stream] = found.get(span.stream, 0.0) + span.end - span.begin
@@ -61,9 +61,9 @@ def write_trace(spans: Sequence[Span], path: Path, about: dict[str, Any]) -> Non
     """Write spans as a Chrome trace: a process for each rank, a track for each stream.
 
     Args:
-        spans: of all ranks; those of the critical path are marked in their arguments.
-        path: of the file, which https://ui.perfetto.dev opens.
-        about: what it says of itself.
+        spans: spans of all ranks; those of the critical path are marked in their arguments.
+        path: path of the file, which https://ui.perfetto.dev opens.
+        about: facts that the trace holds about itself.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -1,8 +1,8 @@
-"""Estimate a step in closed form, to tell which layouts are worth a prediction.
+"""Estimate a step in closed form, to choose the layouts that are worth a prediction.
 
 After PipeDream-2BW's planner (Narayanan et al. 2021, arXiv 2006.09503): the slowest stage's passes of a micro-batch, or
-its sends if they take longer, times micro-batches; what fills the pipeline; and what is left of the replicas' sums. It
-knows no waiting of one rank for another, and so it ranks layouts: what it says of seconds is not for people.
+its sends if they take longer, times micro-batches; the time to fill the pipeline; and the rest of the replicas'
+sums. It knows no waiting of one rank for another, and so it only ranks layouts: its seconds are not for people.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from hybridcomp.planner.step.traffic import Cost
 from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 
-_OVERLAP = 0.8  # of the last backward pass, that replicas' sums go on beside
+_OVERLAP = 0.8  # share of the last backward pass beside which replicas' sums go on
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of a layout.
+    """Estimate of a layout.
 
     Attributes:
         config: the layout.
-        codecs: by axis, of those allowed the ones that cost it least.
-        seconds: of a step.
+        codecs: allowed codec that costs least, for each axis.
+        seconds: seconds of a step.
     """
 
     config: TrainConfig
@@ -44,11 +44,11 @@ class Estimate:
 
 
 class Estimator:
-    """An estimator of layouts, which keeps what they have in common.
+    """Estimator of layouts, which keeps the values that they have in common.
 
     Args:
-        cluster: what they run on.
-        budget: which codecs are allowed.
+        cluster: cluster that they run on.
+        budget: loss budget, which says which codecs are allowed.
     """
 
     def __init__(self, cluster: Cluster, budget: LossBudget) -> None:
@@ -83,7 +83,7 @@ class Estimator:
 
 
 class _Rough:
-    """What an estimate of one layout adds up.
+    """Seconds that an estimate of one layout adds up.
 
     Attributes:
         compute: seconds of the slowest rank's passes of one micro-batch.
@@ -110,8 +110,8 @@ class _Rough:
         """Return the seconds of the slowest rank of the pipeline.
 
         Args:
-            seconds: of each at speed 1. On hosts that differ the layers will be cut (:mod:`.placement`) so that all
-                take about as long: what they have to do, by what they can.
+            seconds: seconds of each rank at speed 1. On hosts that differ the layers will be cut (:mod:`.placement`) so
+                that all ranks take about as long: all work over all speeds.
         """
         cluster, size = self._cluster, self._config.dp * self._config.tp
         share = 1.0 if cluster.cores is None else max(1.0, cluster.ranks / cluster.cores)
@@ -121,7 +121,7 @@ class _Rough:
         return max(sum(seconds) / sum(speeds), share * sum(seconds) / len(seconds))
 
     def axis(self, axis: str, policy: Policy) -> float:
-        """Return the seconds of an axis's messages: of a micro-batch; of dp and of an embedding, of a step."""
+        """Return the seconds of an axis's messages: in a micro-batch; for dp and an embedding, in a step."""
         if axis == EMBEDDING:
             return self._embedding(policy)
         if getattr(self._config, axis) == 1:

@@ -1,4 +1,4 @@
-"""Say what beside the printed plans would be faster: another order of the hosts, and swapping."""
+"""Suggest what beside the printed plans would be faster: another order of the hosts, and swapping."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Hints:
     """Hints about some plans; all of them are predictions.
 
     Attributes:
-        plans: in the order in which they are printed.
-        chosen: the one that is taken.
-        cluster: what they run on.
-        order: of the hosts, in which the chosen one is faster.
-        swapped: of each plan that computes blocks again, by its place from 0, what swapping would make of it.
+        plans: plans in the order in which they are printed.
+        chosen: plan that is taken.
+        cluster: cluster that they run on.
+        order: order of the hosts in which the chosen plan is faster; None for none.
+        swapped: prediction with swapping of each plan that computes blocks again, by the plan's place from 0.
     """
 
     plans: Sequence[Plan]
@@ -60,7 +60,7 @@ class Hints:
         ]
 
     def record(self) -> dict[str, Any]:
-        """Return them as JSON: only what the cluster's description asks for."""
+        """Return the hints in JSON's types: only those that the cluster's description asks for."""
         found: dict[str, Any] = {}
         if self.cluster.uneven:
             found["host_order"] = None if self.order is None else dataclasses.asdict(self.order)
@@ -72,12 +72,12 @@ class Hints:
 
 
 def find_hints(plans: Sequence[Plan], chosen: Plan, cluster: Cluster) -> Hints:
-    """Find what would be faster than plans.
+    """Find orders of the hosts and swapping that would be faster than plans.
 
     Args:
-        plans: that are printed.
-        chosen: the one that is taken, for which an order of the hosts is looked for.
-        cluster: what they run on.
+        plans: plans that are printed.
+        chosen: plan that is taken, for which an order of the hosts is looked for.
+        cluster: cluster that they run on.
     """
     found = {at: with_swapping(plan.config, cluster, policy_of(plan.codecs)) for at, plan in enumerate(plans)}
     swapped = {at: swapping for at, swapping in found.items() if swapping is not None}

@@ -1,8 +1,8 @@
 """Find an order of the hosts in which a plan would be faster.
 
 Ranks fill hosts in the order in which the launcher is given them, so the order says which stages of a pipeline a host
-has: slow links do least harm at its ends, which send once where stages between send twice, and slow processors do where
-they hold up no fast one of the same stage.
+has: slow links do least harm at the pipeline's ends, which send once where stages between send twice, and slow
+processors where they hold up no fast processor of the same stage.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.placement import predict_best_cut
 from hybridcomp.planner.plan import Plan
 
-_EVERY = 24  # orders that differ, of which all are predicted: as many as 4 hosts have
-_LEAST = 0.99  # times as long is less time
+_EVERY = 24  # different orders up to which all are predicted: as many as 4 hosts have
+_LEAST = 0.99  # an order counts as faster up to this ratio of seconds
 
 Kind = tuple[float, float]
-"""The speed and the rate of a host: hosts that have the same ones may change places."""
+"""Speed and rate of a host: hosts that have the same ones may change places."""
 
 
 @dataclass(frozen=True)
 class HostOrder:
-    """An order of the hosts in which a plan takes less time.
+    """Order of the hosts in which a plan takes less time.
 
     Attributes:
-        hosts: by their places in the description of the cluster, from 1.
-        stage_layers: of the plan on them; None: all stages have as many.
-        seconds: of a step, predicted.
+        hosts: places in the description of the cluster, from 1.
+        stage_layers: layers of each stage in this order; None: all stages have equally many.
+        seconds: predicted seconds of a step.
     """
 
     hosts: tuple[int, ...]
@@ -43,11 +43,11 @@ class HostOrder:
 def faster_order(plan: Plan, cluster: Cluster) -> HostOrder | None:
     """Find an order of a cluster's hosts in which a plan takes at least 1 % less time.
 
-    All orders that differ are predicted, each with the best cut, if they are at most 24; otherwise the hosts sorted by
+    All different orders are predicted, each with the best cut, if they are at most 24; otherwise the hosts sorted by
     speed and by rate, up and down, and with the slowest links at the ends.
 
     Returns:
-        The fastest such order; None where there is none: on hosts that are alike, and without a pipeline.
+        The fastest such order; None where there is none, or hosts are alike, or there is no pipeline.
     """
     if plan.config.pp == 1 or not cluster.uneven:
         return None
@@ -71,7 +71,7 @@ def _orders(kinds: Sequence[Kind], together: int) -> list[tuple[int, ...]]:
     """Return the orders to try, as places of hosts from 0.
 
     Args:
-        kinds: of the hosts.
+        kinds: kinds of the hosts.
         together: hosts of one stage, among which the order does not matter.
     """
     every = list(itertools.islice(_arrangements(Counter(kinds), max(1, together)), _EVERY + 1))
@@ -89,7 +89,7 @@ def _orders(kinds: Sequence[Kind], together: int) -> list[tuple[int, ...]]:
 
 
 def _arrangements(counts: Counter[Kind], together: int) -> Iterator[list[Kind]]:
-    """Yield the orders of so many hosts of each kind that differ in which are ``together``."""
+    """Yield the orders of so many hosts of each kind that differ in which hosts are ``together``."""
     if not counts.total():
         yield []
         return
@@ -99,7 +99,7 @@ def _arrangements(counts: Counter[Kind], together: int) -> Iterator[list[Kind]]:
 
 
 def _choices(counts: Sequence[tuple[Kind, int]], size: int) -> Iterator[list[Kind]]:
-    """Yield the ways to take ``size`` hosts, of which there are so many of each kind."""
+    """Yield the ways to take ``size`` hosts, given the number of each kind."""
     if size == 0:
         yield []
         return

@@ -15,18 +15,18 @@ from hybridcomp.train.config import TrainConfig
 
 _VIRTUAL = (2, 4)  # stages of a rank, with schedule interleaved
 _MOST_MICRO_BATCHES = 1024
-_NEAR = 4  # times as large or as small, at most, is what is named instead of a wrong value
+_NEAR = 4  # a value named instead of a wrong one is at most so many times as large or as small
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A job that is to be planned.
+    """Job to be planned.
 
     Attributes:
-        model: a configuration that has the model's size, and all that a plan does not decide.
+        model: configuration that has the model's size, and all settings that a plan does not decide.
         batch: sequences of a step.
-        budget: what the training may lose.
-        tp_across_hosts: ranks of tp may be on several hosts.
+        budget: loss that the training may risk.
+        tp_across_hosts: whether ranks of tp may be on several hosts.
     """
 
     model: TrainConfig
@@ -41,7 +41,7 @@ def layouts(wish: Wish, hosts: int, ranks_per_host: int) -> list[TrainConfig]:
     Schedules that change what a step computes (2bw) are there for an aggressive budget alone.
 
     Raises:
-        ConfigError: there is none: says which values near those given have one.
+        ConfigError: there is none; names values near those given that have one.
     """
     if wish.batch < 1:
         raise ConfigError(f"--batch must be at least 1, not {wish.batch}")
@@ -61,7 +61,7 @@ def divisors(number: int) -> list[int]:
 
 
 def _splits(wish: Wish, hosts: int, ranks_per_host: int) -> Iterator[tuple[int, int, int]]:
-    """Yield pp, dp, tp with which every axis divides what it splits."""
+    """Yield each (pp, dp, tp) of which every axis divides what it splits."""
     ranks, model = hosts * ranks_per_host, wish.model
     for tp in divisors(ranks):
         if model.heads % tp or (ranks_per_host % tp and not wish.tp_across_hosts):
@@ -96,7 +96,7 @@ def _schedules(wish: Wish, pp: int) -> list[tuple[str, int]]:
 
 
 def _without(wish: Wish, hosts: int, ranks_per_host: int) -> str:
-    """Say that no split divides, and what does."""
+    """Return the error's text: no split divides, and which near values do."""
     model = wish.model
     batches = (
         b

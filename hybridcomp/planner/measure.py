@@ -1,4 +1,4 @@
-"""Measure how long a model's operations take here, for the section ``[compute]`` of a profile."""
+"""Measure the time of a model's operations here, for the section ``[compute]`` of a profile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model.gpt import MLP, Attention, Embedding, ModelShape, loss_of
 from hybridcomp.train.optimizer.optimizers import clip_gradients, make_optimizer, square_sum
 
-# Micro-batch, tokens of context, width, parts of tp; heads of 32.
+# Each size: micro-batch, tokens of context, width, parts of tp; heads are of 32.
 _SIZES = (
     (1, 32, 64, 1),
     (2, 64, 64, 1),
@@ -30,16 +30,16 @@ _SIZES = (
     (4, 64, 512, 4),
     (4, 128, 256, 1),
 )
-_LEAST = 3  # executions of each
+_LEAST = 3  # fewest executions of each operation
 
 
 @dataclass(frozen=True)
 class Timings:
-    """The times of executions on one rank, in an order that is the same on all ranks.
+    """Times of executions on one rank, in an order that is the same on all ranks.
 
     Attributes:
-        works: what was executed.
-        seconds: of each, of a processor.
+        works: executions.
+        seconds: seconds of a processor for each.
         half: seconds of an MLP in bf16 over those in fp32.
     """
 
@@ -48,7 +48,7 @@ class Timings:
     half: float
 
     def fitted(self, seconds: Sequence[float]) -> Fitted:
-        """Return the fit of times of these executions, of several ranks, say; overheads are :data:`OVERHEADS`."""
+        """Return the fit to times of these executions, of several ranks, say; overheads are :data:`OVERHEADS`."""
         rows = dict.fromkeys(names(), (0.0, 0.0, 0.0)) | dict(OVERHEADS)
         of_name: dict[str, list[tuple[Work, float]]] = defaultdict(list)
         for work, spent in zip(self.works, seconds, strict=True):
@@ -61,11 +61,11 @@ class Timings:
 def measure(seconds: float) -> Timings:
     """Time the operations of a step on one thread of this process.
 
-    Processor time is what counts, so ranks that share cores can measure at once, and should: what they take from each
-    other's caches is then in it.
+    Processor time counts, so ranks that share cores can measure at once, and should: the times then include what ranks
+    take from each other's caches.
 
     Args:
-        seconds: of timing of each operation and size, in about.
+        seconds: seconds of timing for each operation and size, about.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -109,7 +109,7 @@ def _forward_and_backward(config: TrainConfig) -> Iterator[tuple[Work, Callable[
 
 
 def _time(run: Callable[[], Tensor], seconds: float) -> tuple[float, float]:
-    """Return the seconds of an operation forward, and backward."""
+    """Return the median seconds of an operation's forward and backward pass."""
     there: list[float] = []
     back: list[float] = []
     began = time.perf_counter()
@@ -143,7 +143,7 @@ def _update(elements: int, config: TrainConfig, seconds: float) -> float:
 
 
 def _half(seconds: float) -> float:
-    """Time an MLP in bf16 over one in fp32."""
+    """Return the seconds of an MLP in bf16 over those in fp32."""
     x, mlp = torch.randn(256, 256), MLP(256)
     spent: dict[bool, list[float]] = {False: [], True: []}
     began = time.perf_counter()

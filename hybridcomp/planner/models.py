@@ -1,4 +1,4 @@
-"""Name models whose training can be planned: known ones, or the fields of a file of the trainer's."""
+"""Name models whose training can be planned: known ones, or the fields of a file for the trainer."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama-33b": _llama(60, 6656, 52),
     "llama-65b": _llama(80, 8192, 64),
 }
-"""Fields of the trainer's configuration that give a model its size, by the model's name."""
+"""Fields of the trainer's configuration for a model's size, by the model's name."""
 
 
 def model_config(name: str) -> TrainConfig:
-    """Return a configuration on one rank that has a model's size.
+    """Return a configuration on one rank with a model's size.
 
     Args:
-        name: one of :data:`MODELS`, or the path of a TOML file with fields of the trainer's; of those that are in
-            :data:`DECIDED` nothing is taken.
+        name: one of :data:`MODELS`, or the path of a TOML file with fields of the trainer; those in :data:`DECIDED` are
+            ignored.
 
     Raises:
         ConfigError: no such model or file; or the file is wrong, with its line and key.

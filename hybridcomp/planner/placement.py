@@ -5,7 +5,7 @@ The recurrence is that of PipeDream's partitioner (Narayanan et al. 2019), as Fu
 
     dp[j][k] = min over i of max(dp[i][k - 1], sum of cost_{i..j} / speed_k + cut bytes / bw_k).
 
-It knows nothing of a schedule's filling and waiting, so a cut is taken where the replay of a step says that it is
+The recurrence ignores how a schedule fills and waits, so a cut is taken where the replay of a step says that it is
 faster.
 """
 
@@ -26,7 +26,7 @@ from hybridcomp.planner.step.writing import Writer
 from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 
-_EQUAL = 1 + 1e-9  # times as long is as long: sums in another order
+_EQUAL = 1 + 1e-9  # factor within which seconds are equal: their sums are in another order
 
 
 def cut_layers(
@@ -34,20 +34,20 @@ def cut_layers(
 ) -> tuple[int, ...]:
     """Cut layers into consecutive parts, one for each rank, so that the slowest rank takes the least time.
 
-    Among cuts as good, the one with the least sum of squares of what ranks take: little in all, since that fills a
-    pipeline, and no more on one of them than on another.
+    Among equally good cuts, the one with the least sum of squares of the ranks' seconds is taken: little work in all,
+    since that fills a pipeline, and no more on one rank than on another.
 
     Args:
-        seconds: for each rank, of each layer if this rank has it.
-        fixed: of each rank, however many layers it has: its messages and what is no layer.
-        least: layers of a rank.
-        most: layers of a rank; None: any number.
+        seconds: seconds of each layer on each rank, [ranks][layers].
+        fixed: seconds of each rank however many layers it has: of its messages and its other operations.
+        least: fewest layers of a rank.
+        most: most layers of a rank; None: any number.
 
     Returns:
         The number of layers of each rank.
 
     Raises:
-        ValueError: so many layers cannot be cut so.
+        ValueError: the number of layers cannot be cut so.
     """
     ranks, layers = len(seconds), len(seconds[0])
     most = layers if most is None else most
@@ -56,7 +56,7 @@ def cut_layers(
     before = [[0.0, *itertools.accumulate(row)] for row in seconds]
 
     def starts(j: int) -> range:
-        """Return where the part that ends before layer j may begin."""
+        """Return the layers at which the part that ends before layer j may begin."""
         return range(max(0, j - most), j - least + 1)
 
     def part(k: int, i: int, j: int) -> float:
@@ -89,12 +89,12 @@ def cut_layers(
 def predict_best_cut(
     config: TrainConfig, cluster: Cluster, policy: Policy
 ) -> tuple[TrainConfig, StepPrediction]:
-    """Predict a layout with the cut that it has, and on hosts that differ with those of the recurrence.
+    """Predict a layout with its own cut, and on hosts that differ also with the cuts of the recurrence.
 
     Args:
-        config: the layout; all stages have as many layers, or ``stage_layers`` says how many.
-        cluster: what it runs on.
-        policy: of the messages' codecs.
+        config: layout; all stages have equally many layers, or ``stage_layers`` gives the number of each.
+        cluster: cluster that it runs on.
+        policy: policy that names the messages' codecs.
 
     Returns:
         The layout with the fastest cut, with as much recomputation as that needs to fit the cluster's memory, and the
@@ -125,7 +125,7 @@ def _that_fits(
     seconds: Sequence[Sequence[float]],
     fixed: Sequence[float],
 ) -> TrainConfig | None:
-    """Return the layout whose ranks have no more layers than fit their memory."""
+    """Return the layout with the best cut in which no rank has more layers than fit its memory; None for none."""
     most = config.layers - (config.pp - 1) * config.virtual_stages
     while most * config.pp >= config.layers:
         parts = cut_layers(seconds, fixed, config.virtual_stages, most)
@@ -138,7 +138,7 @@ def _that_fits(
 
 
 def _stages(parts: Sequence[int], virtual: int) -> tuple[int, ...]:
-    """Return the layers of each stage, of ranks that have so many: rank r has stages r, r + ranks and so on."""
+    """Return the layers of each stage, given those of each rank: rank r has the stages r, r + ranks and so on."""
     return tuple(part // virtual + (turn < part % virtual) for turn in range(virtual) for part in parts)
 
 
@@ -174,7 +174,7 @@ def _costs(
 
 
 def _messages(program: Program) -> tuple[float, float]:
-    """Return the seconds of a rank's messages in a step: on the link, to other stages; and of tp."""
+    """Return the seconds of a rank's messages in a step: of sends to other stages, on the link; and of tp."""
     sends = within = 0.0
     for start in program.instructions:
         if isinstance(start, Start) and (start.to is not None or start.axis == "tp"):

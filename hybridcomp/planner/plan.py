@@ -1,4 +1,4 @@
-"""Define a plan: a layout, a codec for each axis, and what is predicted of it."""
+"""Define a plan: a layout, a codec for each axis, and the prediction of its step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _UNWRITTEN = ("config", "policy", "global_batch")
 
 @dataclass(frozen=True)
 class Plan:
-    """A way to run a job.
+    """Way to run a job.
 
     Attributes:
-        config: the layout.
-        codecs: by axis.
-        prediction: of a step.
+        config: layout.
+        codecs: codec of each axis.
+        prediction: prediction of a step.
     """
 
     config: TrainConfig
@@ -44,7 +44,7 @@ class Plan:
         return any(codec != NONE for codec in self.used.values())
 
     def record(self, best: float) -> dict[str, Any]:
-        """Return it as JSON; seconds, bytes, samples/s.
+        """Return the plan in JSON's types; seconds, bytes, samples/s.
 
         Args:
             best: samples/s of the best plan.
@@ -79,15 +79,15 @@ def write_plan(plan: Plan, path: Path, heading: str) -> list[Path]:
     """Write the trainer's configuration of a plan, and its policy beside it.
 
     Args:
-        plan: which.
-        path: of the configuration, ``NAME.toml``; the policy becomes ``NAME.policy.toml``.
-        heading: a comment at the top of both.
+        plan: plan to write.
+        path: path of the configuration, ``NAME.toml``; the policy becomes ``NAME.policy.toml``.
+        heading: comment at the top of both files.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
-        ConfigError: another suffix, or a file that cannot be written.
+        ConfigError: the path has another suffix, or a file cannot be written.
     """
     if path.suffix != ".toml":
         raise ConfigError(f"--write {path}: its suffix must be .toml")
@@ -99,7 +99,7 @@ def write_plan(plan: Plan, path: Path, heading: str) -> list[Path]:
         if field.name not in _UNWRITTEN
         and (field.name in _ALWAYS or getattr(plan.config, field.name) != getattr(defaults, field.name))
     }
-    # As it was given: relative to the directory in which the training starts.
+    # Keep the path as given: relative to the directory in which the training starts.
     fields["policy"] = str(policy) if plan.compresses else "none"
     texts = {path: f"# {heading}\n{to_toml(fields)}"}
     if plan.compresses:

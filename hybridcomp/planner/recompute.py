@@ -1,8 +1,8 @@
 """Choose how many blocks of each stage keep their activations, and how many compute them again: after KARMA.
 
-Wahib et al. 2020 (arXiv 2008.11421) choose for each layer to keep, to swap or to recompute. Blocks of a GPT are alike:
-so it is a number of blocks, and the least that fits is the fastest, since each costs a forward pass more and spares the
-same bytes. The trainer swaps nothing; :mod:`.swap` predicts what that would save.
+Wahib et al. 2020 (arXiv 2008.11421) choose for each layer to keep, to swap or to recompute. Blocks of a GPT are alike,
+so only their number matters, and the smallest that fits is the fastest, since each costs a forward pass more and spares
+the same bytes. The trainer swaps nothing; :mod:`.swap` predicts what that would save.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 
 PLANNED = 0.95
-"""Share of a rank's memory that a plan fills: what libraries keep for themselves is not counted."""
+"""Share of a rank's memory that a plan fills: the memory that libraries keep for themselves is not counted."""
 
 
 def with_blocks(config: TrainConfig, count: int) -> TrainConfig:
-    """Return a layout of which each stage computes its first ``count`` blocks again."""
+    """Return a layout in which each stage computes its first ``count`` blocks again."""
     if count == 0:
         return dataclasses.replace(config, recompute="none", recompute_blocks=None)
     most = max(config.cut)
@@ -32,8 +32,8 @@ def least_that_fits(config: TrainConfig, limit: float | None, policy: Policy) ->
 
     Args:
         config: the layout.
-        limit: bytes of a rank; None: any fits.
-        policy: that has the residuals of error feedback.
+        limit: bytes of memory of a rank; None: any layout fits.
+        policy: policy whose error feedback keeps residuals.
     """
     if limit is None or needed(with_blocks(config, 0), policy) <= PLANNED * limit:
         return with_blocks(config, 0)
@@ -44,18 +44,18 @@ def least_that_fits(config: TrainConfig, limit: float | None, policy: Policy) ->
     )
     if found < len(partly):
         return with_blocks(config, partly[found])
-    # Then room for one block that is computed again comes on top.
+    # With all blocks computed again, room for the activations of one of them comes on top.
     whole = with_blocks(config, most)
     return whole if needed(whole, policy) <= room else None
 
 
 def least_of_all(config: TrainConfig, policy: Policy) -> tuple[float, TrainConfig]:
-    """Return the bytes that a layout needs at least of a rank's memory, and with which recomputation."""
+    """Return the fewest bytes of a rank's memory that a layout can do with, and the layout with that recomputation."""
     most = max(config.cut)
     options = (with_blocks(config, count) for count in (most - 1, most))
     return min(((needed(one, policy), one) for one in options), key=lambda pair: pair[0])
 
 
 def needed(config: TrainConfig, policy: Policy) -> float:
-    """Return the bytes of the fullest rank."""
+    """Return the bytes that the fullest rank needs."""
     return memory_of(config, policy, stages_of(config)).total

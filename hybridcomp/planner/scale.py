@@ -20,7 +20,7 @@ from hybridcomp.policy import load_policy
 from hybridcomp.train.config import TrainConfig
 
 _POLICIES = ("none", "exact", "hybrid")
-_FACTORS = (0.1, 0.4, 1.0, 4.0)  # of the rate that the cluster has
+_FACTORS = (0.1, 0.4, 1.0, 4.0)  # factors on the cluster's rate
 _MOST_RANKS = 65536
 _DASHES = ("solid", "dash", "dot", "dashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up")
@@ -29,16 +29,16 @@ _AXES = ("dp", "pp", "tp", "embedding")
 
 @dataclass(frozen=True)
 class Point:
-    """A prediction of one size.
+    """Prediction for one size.
 
     Attributes:
-        ranks: how many.
+        ranks: number of ranks.
         rate: bytes/s of each host's link.
-        policy: a preset's name.
+        policy: name of a preset.
         step: seconds of a step.
         efficiency: share of the step for which the busiest rank computes.
-        samples_per_second: of all ranks.
-        wire_bytes: that the busiest rank sends in a step, by axis.
+        samples_per_second: sequences per second of all ranks.
+        wire_bytes: bytes that the busiest rank sends in a step, by axis.
     """
 
     ranks: int
@@ -54,7 +54,7 @@ def read_range(text: str) -> tuple[int, int]:
     """Read ``8:4096``.
 
     Raises:
-        ConfigError: it is no such range.
+        ConfigError: the text is no such range.
     """
     found = re.fullmatch(r"(\d{1,6}):(\d{1,6})", text)
     if not found or not 1 <= int(found[1]) <= int(found[2]) <= _MOST_RANKS:
@@ -68,7 +68,7 @@ def sizes(least: int, most: int, config: TrainConfig, ranks_per_host: int) -> li
     """Return the numbers of ranks from ``least``, doubling, that have whole replicas on whole hosts.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such number.
     """
     replica = config.pp * config.tp
     found, ranks = [], least
@@ -93,10 +93,10 @@ def scale(
     """Predict every size, rate and policy.
 
     Args:
-        config: the layout; dp follows the size.
-        cluster: what it runs on; hosts follow the size.
+        config: layout; dp follows the size.
+        cluster: cluster that it runs on; the number of hosts follows the size.
         counts: numbers of ranks.
-        told: is called with the predictions that were made, and their number in all.
+        told: called with the number of predictions made so far, and in all.
     """
     cases = list(_cases(cluster, counts))
     points = []
@@ -135,13 +135,13 @@ def write_scale(path: Path, heading: str, facts: str, points: Sequence[Point]) -
     """Write the page of curves, with a button for each rate.
 
     Args:
-        path: of the page.
-        heading: of it.
-        facts: what was predicted, in a sentence or two.
-        points: all of them.
+        path: path of the page.
+        heading: heading of the page.
+        facts: description of the predicted job, in a sentence or two.
+        points: all predictions.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the page cannot be written.
         ModuleNotFoundError: plotly is missing.
     """
     body = f"""<h1>{html.escape(heading)}</h1>
@@ -154,7 +154,7 @@ that the busiest rank sends. The buttons choose the rate of each host's link.</p
 
 
 def rate_name(rate: float) -> str:
-    """Return a rate for people."""
+    """Return a link's rate as text for people."""
     return f"{8 * rate / 1e9:.3g} Gb/s"
 
 

@@ -1,4 +1,4 @@
-"""Find the best plans of a job: list layouts, leave out what does not fit, estimate, and predict the best."""
+"""Find the best plans of a job: list layouts, drop those that do not fit, estimate, and predict the best."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 
 _PREDICTED = 32  # layouts, at least, whose steps are replayed
-_OF_A_KIND = 3  # of them with one split and schedule
-_MOST_PASSES = 20_000  # of all ranks in the replay of a step: some ten seconds
-_EQUAL = 1.01  # times as slow is as fast: then the mildest codec is taken
+_OF_A_KIND = 3  # layouts with one split and schedule among them, at most
+_MOST_PASSES = 20_000  # passes of all ranks in the replay of a step, at most: some ten seconds
+_EQUAL = 1.01  # steps within this factor are equally fast: then the mildest codec is taken
 
 Told = Callable[[int, int], None]
 
@@ -28,13 +28,13 @@ def find_plans(wish: Wish, cluster: Cluster, count: int, told: Told = lambda don
     """Find the best plans of a job, the fastest first; one of each split and schedule.
 
     Args:
-        wish: the job.
-        cluster: what it is to run on.
-        count: plans that are wanted; there may be fewer.
-        told: is called with the predictions that were made, and their number in all.
+        wish: job to plan.
+        cluster: cluster that it is to run on.
+        count: number of plans that are wanted; there may be fewer.
+        told: called with the number of predictions made so far, and in all.
 
     Raises:
-        ConfigError: no split divides, or nothing fits the memory: says what would.
+        ConfigError: no split divides, or nothing fits the memory: names values that would work.
     """
     found = [config for config in layouts(wish, cluster.hosts, cluster.ranks_per_host) if _quick(config)]
     fitting = _fitting(found, cluster, wish.budget)
@@ -68,7 +68,7 @@ def _kind(config: TrainConfig) -> tuple[object, ...]:
 
 
 def _quick(config: TrainConfig) -> bool:
-    """Tell whether a replay of a step takes a time that somebody waits for."""
+    """Tell whether a replay of a step takes no longer than a user would wait."""
     return config.pp * config.virtual_stages * config.micro_batches <= _MOST_PASSES
 
 
@@ -91,7 +91,7 @@ def _candidates(ranked: Sequence[Estimate], count: int) -> list[Estimate]:
 
 
 def _mildest(plan: Plan, cluster: Cluster, budget: LossBudget) -> Plan:
-    """Take back each axis's compression as far as the step stays as fast: what is hidden need not be small."""
+    """Take back each axis's compression as far as the step stays as fast: hidden messages need not be small."""
     for axis, codec in plan.codecs.items():
         limit = plan.prediction.seconds * _EQUAL
         options = codecs_of(axis, budget)
@@ -115,7 +115,7 @@ def _fitting(configs: Sequence[TrainConfig], cluster: Cluster, budget: LossBudge
     """Return the layouts that fit a rank's memory, each with the least recomputation.
 
     Raises:
-        ConfigError: none does: says which needs least.
+        ConfigError: none fits: names the one that needs least.
     """
     found = (least_that_fits(config, cluster.memory, _strongest(config, budget)) for config in configs)
     fitting = [config for config in found if config is not None]

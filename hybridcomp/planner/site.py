@@ -1,4 +1,4 @@
-"""Read what a job is to run on: a profile with the device's speed, and a section that counts hosts and ranks.
+"""Read the description of a cluster: a profile with the device's speed, and a section that counts hosts and ranks.
 
 .. code-block:: toml
 
@@ -8,7 +8,7 @@
     hosts = 16
     ranks_per_host = 8
     memory = 8.5e10                # bytes that a rank has; without it plans are not held to any
-    cores = 2.0                    # that the ranks of all hosts share; left out where each rank has its own
+    cores = 2.0                    # shared by the ranks of all hosts; left out where each rank has its own
     speeds = [1.0, 0.5]            # of each host's processors, relative to [compute]; left out where they are alike
     rates = [1.25e10, 1.25e9]      # bytes/s of each host's link; left out where it is [network]'s
     swap = 2.5e10                  # bytes/s between a rank's memory and its host's; left out: no swap is predicted
@@ -34,7 +34,7 @@ from hybridcomp.planner.compute import read_compute
 _COUNTS = ("hosts", "ranks_per_host")
 _AMOUNTS = ("memory", "cores", "swap")
 _LISTS = ("speeds", "rates")
-_MOST = 1 << 20  # hosts, or ranks of one
+_MOST = 1 << 20  # hosts, or ranks of one host, at most
 
 
 def read_site(
@@ -43,12 +43,12 @@ def read_site(
     """Read the description of a cluster.
 
     Args:
-        path: of the file.
-        hosts, ranks_per_host, memory: take the place of what it says in ``[cluster]``; no more hosts, and no more
-            ranks on one, than it has.
+        path: path of the file.
+        hosts, ranks_per_host, memory: values in the place of those in ``[cluster]``; at most as many hosts, and ranks
+            on each, as it has.
 
     Raises:
-        ConfigError: names the file, the key and what is allowed; or says that the file is of other machines.
+        ConfigError: the file is wrong (names it, the key and what is allowed), or is for other machines.
     """
     document = _parsed(path)
     compute = read_compute(document, path)

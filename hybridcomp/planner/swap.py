@@ -2,8 +2,8 @@
 
 After KARMA (Wahib et al. 2020, arXiv 2008.11421): a block's activations are swapped where their bytes over the
 bandwidth to the host's memory hide behind the backward pass, and computed again where they do not. A stage swaps the
-first of its blocks, which its backward pass needs last, so the backward pass of all its other blocks hides what it
-fetches. What it puts away goes in the other direction, has a forward and a backward pass for it, and is no tighter.
+first of its blocks, which its backward pass needs last, so the backward pass of all its other blocks hides the fetches.
+Blocks are put away in the other direction, behind a forward and a backward pass, which is no tighter.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hybridcomp.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Swapping:
-    """A prediction of a plan that swaps blocks which it otherwise computes again.
+    """Prediction of a plan that swaps blocks which it otherwise computes again.
 
     Attributes:
-        blocks: of each stage that are swapped, at most.
-        recomputed: of each stage that are computed again without swapping, at most.
-        seconds: of a step.
+        blocks: swapped blocks of a stage, at most.
+        recomputed: blocks of a stage that are computed again without swapping, at most.
+        seconds: seconds of a step.
     """
 
     blocks: int
@@ -36,15 +36,15 @@ class Swapping:
 
 
 def with_swapping(config: TrainConfig, cluster: Cluster, policy: Policy) -> Swapping | None:
-    """Predict a layout of which as many blocks are swapped, instead of computed again, as a backward pass hides.
+    """Predict a layout that swaps, instead of computing again, as many blocks as a backward pass hides.
 
     Args:
         config: the layout.
-        cluster: with the bandwidth of swapping.
-        policy: of the messages' codecs.
+        cluster: cluster with the bandwidth of swapping.
+        policy: policy that names the messages' codecs.
 
     Returns:
-        None where the cluster has no such bandwidth, or nothing is computed again.
+        The prediction; None where the cluster has no such bandwidth, or nothing is computed again.
 
     Raises:
         ConfigError: see :func:`~hybridcomp.planner.step.prediction.predict_step`.
@@ -59,7 +59,7 @@ def with_swapping(config: TrainConfig, cluster: Cluster, policy: Policy) -> Swap
 
 
 def _hides(config: TrainConfig, option: TrainConfig, cluster: Cluster) -> bool:
-    """Tell whether each stage's backward pass hides what it swaps, so as to compute only ``option``'s blocks again."""
+    """Tell whether each stage's backward pass hides its swapping, where only ``option``'s blocks are computed again."""
     assert cluster.swap is not None
     size = config.dp * config.tp
     _, back = block_seconds(config, cluster.compute)

@@ -1,4 +1,4 @@
-"""Draw a predicted step as an HTML page: what each rank does when, and what the step waits for."""
+"""Draw a predicted step as an HTML page: each rank's work over time, and the chain that the step waits for."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _STREAMS = {
     "dp": 5,
     "tp": 7,
     "embedding": 3,
-}  # colours of style.SERIES, as other pictures have
+}  # colours of style.SERIES, as in other pictures
 _GREY = "#7a828c"  # readable on light and on dark
-_MOST_BARS = 20000  # that a browser draws at ease
+_MOST_BARS = 20000  # bars that a browser draws with ease
 _ROW = 26  # pixels
 
 
 def figure_html(figure: Any) -> str:
-    """Return a figure of Plotly's as part of a page, with the library inside, in the look of the project's pages."""
+    """Return a Plotly figure as part of a page, with the library inside, in the look of the project's pages."""
     figure.update_layout(
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
@@ -44,13 +44,13 @@ def write_timeline(path: Path, heading: str, spans: Sequence[Span], facts: Mappi
     """Write the page of a step.
 
     Args:
-        path: of the page.
-        heading: of it.
-        spans: of all ranks that do something of their own; at most 20,000 are drawn, the longest.
-        facts: what else is to be said of the plan.
+        path: path of the page.
+        heading: heading of the page.
+        spans: spans of all ranks with a program of their own; at most 20,000 are drawn, the longest.
+        facts: further facts about the plan, by name.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the page cannot be written.
         ModuleNotFoundError: plotly is missing.
     """
     path_spans = critical_path(spans)

@@ -1,4 +1,4 @@
-"""What PyTorch loads of hybridcomp by itself: the entry point of the group ``torch.backends``.
+"""Provide the entry point of the group ``torch.backends``, which PyTorch loads by itself.
 
 ``import torch`` calls :func:`register`. It tells torch the backend's name, and imports nothing more of hybridcomp until
 a program makes a group of that name: a program that never heard of hybridcomp may be told ``--backend hybridcomp``.
@@ -6,7 +6,7 @@ Two variables go further, and change programs that name no backend of ours: ``HY
 (:mod:`hybridcomp.plugin.replace`) and ``HYBRIDCOMP_HOOK`` (:mod:`hybridcomp.plugin.ddp`).
 ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, which is torch's own variable, switches all of it off.
 
-All that every ``import torch`` pays for is in this one file, which takes a millisecond to load.
+The code that every ``import torch`` pays for is in this one file, which takes a millisecond to load.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from urllib.parse import parse_qs, urlparse
 
 BACKEND = "hybridcomp"
 _ON_DEMAND = {"HYBRIDCOMP_REPLACE": "replace", "HYBRIDCOMP_HOOK": "ddp"}  # loaded where the variable is set
-_PATCHES = {  # a module: the function of ``hybridcomp.plugin.libraries`` that patches it
+_PATCHES = {  # by module: the function of ``hybridcomp.plugin.libraries`` that patches it
     "accelerate.state": "take_the_backend",
     "transformers.training_args": "list_the_backend",
     "lightning.fabric.plugins.environments.mpi": "ask_the_launcher",
@@ -68,13 +68,13 @@ def when_imported(name: str, do: Callable[[Any], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """An importer's finder that finds the wanted modules as everybody else would, each once."""
+    """Finder of imports that finds the wanted modules as other finders would, each once."""
 
     def __init__(self) -> None:
         self.wanted: dict[str, list[Callable[[Any], None]]] = {}
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """See :class:`importlib.abc.MetaPathFinder`."""
+        """Find a module as :class:`importlib.abc.MetaPathFinder` describes."""
         if fullname not in self.wanted:
             return None
         calls = self.wanted.pop(fullname)
@@ -100,13 +100,13 @@ def _patch(function: str, module: Any) -> None:
 
 
 def _create(opts: Any, options: Any = None) -> Any:
-    """Make a group: :func:`hybridcomp.torch.backend.registration.create`."""
+    """Make a process group by :func:`hybridcomp.torch.backend.registration.create`."""
     importlib.import_module("hybridcomp.torch")
     return importlib.import_module("hybridcomp.torch.backend.registration").create(opts, options)
 
 
 def _before(theirs: Handler) -> Handler:
-    """Return a handler of ``env://`` that asks MPI where it knows what the variables do not say, else torch's."""
+    """Return a handler of ``env://`` that asks MPI where it knows values that the variables lack, else torch's."""
 
     def handler(url: str, timeout: timedelta = timedelta(minutes=30), **kwargs: Any) -> Iterator[Any]:
         query = parse_qs(urlparse(url).query)

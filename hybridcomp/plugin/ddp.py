@@ -1,7 +1,7 @@
 """Compress the gradients of every ``DistributedDataParallel`` that a program makes: ``HYBRIDCOMP_HOOK=1``.
 
 The hook is registered before a module's first forward pass, so that a program that registers one of its own until then
-keeps it: torch takes but one.
+keeps it: torch takes only one.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 from typing import Any
 
 VARIABLE = "HYBRIDCOMP_HOOK"
-_OWN = "_hybridcomp_own_hook"  # of a module that has a hook that torch does not list
+_OWN = "_hybridcomp_own_hook"  # attribute of a module that has a hook which torch does not list
 
 
 def install() -> None:
-    """Wrap what makes a module, and what gives it one of torch's own hooks, once."""
+    """Wrap DistributedDataParallel's constructor, and its method that registers one of torch's own hooks, once."""
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415  (torch is being imported)
 
     cls: Any = DistributedDataParallel
@@ -41,7 +41,7 @@ def _wanted() -> bool:
     """Tell whether the variable asks for the hook.
 
     Raises:
-        ValueError: it is neither 0 nor 1.
+        ValueError: the variable is neither 0 nor 1.
     """
     value = os.environ.get(VARIABLE, "0")
     if value not in ("0", "1"):
@@ -50,7 +50,7 @@ def _wanted() -> bool:
 
 
 class _Waiting:
-    """A forward pre-hook that registers the communication hook once, unless the program has registered one."""
+    """Forward pre-hook that registers the communication hook once, unless the program has registered one."""
 
     def __init__(self) -> None:
         self._done = False

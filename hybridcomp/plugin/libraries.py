@@ -41,7 +41,7 @@ def list_the_backend(module: Any) -> None:
 
 
 def ask_the_launcher(module: Any) -> None:
-    """Have Lightning start no MPI where no launcher of MPI's started this process, and so there is one rank."""
+    """Have Lightning start no MPI where no MPI launcher started this process, so that there is one rank."""
     environment = getattr(module, "MPIEnvironment", None)
     theirs = getattr(environment, "detect", None)
     if theirs is None:

@@ -1,6 +1,6 @@
 """Make groups of this backend in programs that name another: ``HYBRIDCOMP_REPLACE=gloo``, or ``nccl``, or both.
 
-All of torch's ways to make a group end in one function of its, which is wrapped. A program that names no backend gets
+All of torch's ways to make a group end in one of its functions, which is wrapped. A program that names no backend gets
 torch's default for the machine, which is gloo without a GPU; it is replaced as if it had been named.
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 
 VARIABLE = "HYBRIDCOMP_REPLACE"
 _REPLACEABLE = ("gloo", "nccl")
-_MAKER = "_new_process_group_helper"  # of torch.distributed.distributed_c10d
+_MAKER = "_new_process_group_helper"  # name in torch.distributed.distributed_c10d
 
 
 def install() -> None:
     """Wrap torch's maker of groups, once.
 
     Raises:
-        ImportError: this version of torch has none of that name.
+        ImportError: this version of torch has no function of that name.
     """
     from torch.distributed import distributed_c10d  # noqa: PLC0415  (torch is being imported)
 
@@ -36,8 +36,8 @@ def install() -> None:
         if instead is None:
             return theirs(group_size, group_rank, ranks, backend, *rest, **options)
         if "hybridcomp" not in type(options.get("backend_options")).__module__:
-            options["backend_options"] = None  # the other backend's
-        _say(str(backend), distributed_c10d.get_rank() if ranks else group_rank)  # of the default group
+            options["backend_options"] = None  # the options of the other backend
+        _say(str(backend), distributed_c10d.get_rank() if ranks else group_rank)  # rank in the default group
         return theirs(group_size, group_rank, ranks, instead, *rest, **options)
 
     setattr(distributed_c10d, _MAKER, make)
@@ -47,7 +47,7 @@ def names() -> set[str]:
     """Return the backends that are replaced.
 
     Raises:
-        ValueError: the variable names another.
+        ValueError: the variable names another backend.
     """
     text = os.environ.get(VARIABLE, "")
     found = {name.strip().lower() for name in text.split(",") if name.strip()}
@@ -62,8 +62,8 @@ def replacement(backend: str, replaced: set[str]) -> Any:
     """Return the backend for one that a program names, or None to leave it.
 
     Args:
-        backend: as torch takes it: a name, pairs such as ``cpu:gloo,cuda:nccl``, or ``undefined`` for torch's default.
-        replaced: the backends to replace. Of pairs, all on devices that there are must be among them.
+        backend: backend as torch takes it: a name, pairs such as ``cpu:gloo,cuda:nccl``, or ``undefined``, the default.
+        replaced: backends to replace; for pairs, they must contain all backends for devices of this machine.
     """
     import torch  # noqa: PLC0415
     from torch.distributed import Backend  # noqa: PLC0415
@@ -83,7 +83,7 @@ _said = False
 
 
 def _say(backend: str, rank: int) -> None:
-    """Print once, on rank 0, what is replaced."""
+    """Print once, on rank 0, which backend is replaced."""
     global _said  # noqa: PLW0603
     if not _said and rank == 0:
         _said = True

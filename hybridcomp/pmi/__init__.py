@@ -1,4 +1,4 @@
-"""Start MPI in ranks that something else than mpiexec started: torchrun, say.
+"""Start MPI in ranks that another launcher than mpiexec started: torchrun, say.
 
 MPICH and its kin meet by a small text protocol, PMI-1. :mod:`~hybridcomp.pmi.server` is the process that the ranks talk
 to, :mod:`~hybridcomp.pmi.start` makes a rank one of them.

@@ -14,12 +14,12 @@ _SIOCGIFADDR = 0x8915
 
 
 def identity() -> str:
-    """Return what processes have in common that can share memory, as 64 hexadecimal digits.
+    """Return an identity that processes have in common if they can share memory, as 64 hexadecimal digits.
 
-    That is a boot of a kernel, its namespaces of networks and of shared memory, and the file system of the latter.
+    It hashes a boot of a kernel, its namespaces of networks and of shared memory, and the file system of the latter.
     """
     parts = [socket.gethostname()]
-    with suppress(OSError):  # no Linux
+    with suppress(OSError):  # not Linux
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
         parts += [str(os.stat(f"/proc/self/ns/{space}").st_ino) for space in ("net", "ipc")]
         parts.append(str(os.stat("/dev/shm").st_dev))
@@ -30,7 +30,7 @@ def local_address(towards: str) -> str:
     """Return this host's IPv4 address on the way to another, which need not answer.
 
     Raises:
-        OSError: the name is unknown, or there is no way.
+        OSError: the name is unknown, or there is no route.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((towards, 9))  # sends nothing

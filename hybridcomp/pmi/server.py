@@ -1,14 +1,14 @@
 """Serve PMI-1, the text protocol by which MPICH's ranks meet, to ranks that know a secret. A process of rank 0's.
 
-A process of its own, since ``MPI_Init`` holds Python's lock while it waits for an answer. It is run as a file, by a
-Python without packages, and imports nothing but the standard library. Its first line of input is JSON: ``size``,
-``host`` (the address to listen on), ``secret`` and ``seconds`` (for all ranks to come). It prints its port, and ends
-when all ranks have, when one of them is lost, and when its input ends: rank 0's process is gone.
+The server is a process of its own, since ``MPI_Init`` holds Python's lock while it waits for an answer. It is run as a
+file, by a Python without packages, and imports nothing but the standard library. Its first line of input is JSON:
+``size``, ``host`` (the address to listen on), ``secret`` and ``seconds`` (for all ranks to come). It prints its port,
+and ends when all ranks have, when one of them is lost, and when its input ends: rank 0's process is gone.
 
 A rank's first line is the secret, its rank and its host's name. It is answered when all ranks have come, by ``welcome``
-and the number of hosts, or by ``missing`` and the ranks that have not. What follows is MPICH's protocol (its
-``src/pmi``): lines of ``key=value`` with single spaces. A line that is too long, is not ASCII, or says what is not
-known ends the connection, and with it the job.
+and the number of hosts, or by ``missing`` and the ranks that have not. The lines after it are MPICH's protocol (its
+``src/pmi``): lines of ``key=value`` with single spaces. A line that is too long, is not ASCII, or has unknown
+contents ends the connection, and with it the job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-MOST_BYTES = 4096  # of a line; MPICH's are at most 1024
+MOST_BYTES = 4096  # bytes of a line, at most; MPICH's are at most 1024
 MOST_KEYS = 1 << 16
 AUTHENTICATION_SECONDS = 10.0
 _WORD = re.compile(r"[A-Za-z_]{1,32}=[!-~]{0,2048}")  # printable ASCII without the space
@@ -32,14 +32,14 @@ _FIRST = re.compile(r"([0-9a-f]{64}) ([0-9]{1,9}) ([0-9a-f]{1,64})")  # secret, 
 
 
 class ProtocolError(Exception):
-    """What a rank sends is not PMI-1, or not from one of the ranks."""
+    """Line of a rank that is not PMI-1, or a connection that is not one of the ranks'."""
 
 
 def parse(line: bytes) -> dict[str, str]:
     """Read a line of words ``key=value``.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the line is not of this form.
     """
     if not line.endswith(b"\n") or not line.isascii():
         raise ProtocolError("a line that is not whole, or not ASCII")
@@ -56,7 +56,7 @@ def mapping(hosts: Sequence[str]) -> str:
     """Return PMI's process mapping, of runs of ranks on hosts: ``(vector,(first host,hosts,ranks of each),...)``.
 
     Args:
-        hosts: of the ranks, in their order.
+        hosts: host of each rank, in the order of ranks.
     """
     numbers = {name: number for number, name in enumerate(dict.fromkeys(hosts))}
     vector: list[list[int]] = []
@@ -70,22 +70,22 @@ def mapping(hosts: Sequence[str]) -> str:
 
 
 class Server:
-    """The ranks' meeting point.
+    """Meeting point of the ranks.
 
     Args:
         size: number of ranks.
-        secret: that every rank knows, of 64 hexadecimal digits.
+        secret: secret that every rank knows, of 64 hexadecimal digits.
     """
 
     def __init__(self, size: int, secret: str) -> None:
         self.size = size
         self.secret = secret
-        self.name = f"ranks_{os.urandom(8).hex()}"  # of which MPICH makes the names of shared memory
-        self.ended = asyncio.Event()  # all ranks have, or the job is lost
-        self.complete = asyncio.Event()  # all ranks have come
+        self.name = f"ranks_{os.urandom(8).hex()}"  # MPICH names its shared memory after it
+        self.ended = asyncio.Event()  # set when all ranks have ended, or the job is lost
+        self.complete = asyncio.Event()  # set when all ranks have come
         self._ranks: dict[int, asyncio.StreamWriter] = {}
         self._finalized: set[int] = set()
-        self._waiting: set[int] = set()  # in the barrier
+        self._waiting: set[int] = set()  # ranks in the barrier
         self._hosts: dict[int, str] = {}
         self._values: dict[str, str] = {}
 
@@ -99,7 +99,7 @@ class Server:
                     writer.write(answer.encode("ascii") + b"\n")
                 await writer.drain()
         except (ProtocolError, ValueError, OSError, TimeoutError, asyncio.CancelledError):
-            pass  # a line over the limit is a ValueError; the end of the job cancels what still waits
+            pass  # a line over the limit is a ValueError; the end of the job cancels waiting reads
         finally:
             writer.close()
             # A stranger is sent away. A rank that leaves before its MPI has ended is lost: others would wait for it.
@@ -122,7 +122,7 @@ class Server:
         return rank
 
     def give_up(self) -> None:
-        """Tell those ranks that have come which have not."""
+        """Tell the ranks that have come which ones have not."""
         missing = [str(rank) for rank in range(self.size) if rank not in self._ranks]
         self._tell(f"missing {','.join(missing)}"[: MOST_BYTES - 1])
 
@@ -132,7 +132,7 @@ class Server:
                 writer.write(f"{line}\n".encode("ascii"))
 
     def _answers(self, rank: int, said: dict[str, str]) -> list[str]:
-        """Return the lines that answer a rank's."""
+        """Return the lines that answer a rank's line."""
         command = said["cmd"]
         if command == "init":
             return ["cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"]
@@ -159,7 +159,7 @@ class Server:
             if len(self._finalized) == self.size:
                 self.ended.set()
             return ["cmd=finalize_ack"]
-        raise ProtocolError(f"the command {command}")  # abort, and what needs to start processes
+        raise ProtocolError(f"the command {command}")  # abort, and requests to start processes
 
     def _put(self, key: str, value: str) -> str:
         if not _KEY.fullmatch(key) or key in self._values or len(self._values) >= MOST_KEYS:
@@ -177,7 +177,7 @@ class Server:
 
 
 async def _end_of_input() -> None:
-    """Return when nobody can write to this process's input any more."""
+    """Return when no process can write to this process's input any more."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -187,7 +187,7 @@ async def _end_of_input() -> None:
 
 
 def _first_line() -> bytes:
-    """Read a line of input, and no byte more: the rest is the event loop's."""
+    """Read a line of input, and no byte more: the rest is for the event loop."""
     line = bytearray()
     while not line.endswith(b"\n") and (byte := os.read(sys.stdin.fileno(), 1)):
         line += byte

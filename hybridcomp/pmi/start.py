@@ -18,21 +18,21 @@ from hybridcomp import launcher
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
 from hybridcomp.pmi import hosts
 
-INTERFACE = "HYBRIDCOMP_INTERFACE"  # the network interface that MPI takes between hosts
-_CARD = "hybridcomp/pmi"  # where rank 0's server is, in the store
+INTERFACE = "HYBRIDCOMP_INTERFACE"  # network interface for MPI between hosts
+_CARD = "hybridcomp/pmi"  # key in the store: address of rank 0's server
 _FAILED = "failed"
 _AGAIN_SECONDS = 0.02
-_SERVER_SECONDS = 20.0  # for the server's process to say its port
+_SERVER_SECONDS = 20.0  # seconds for the server's process to print its port
 _SHARED_MEMORY = re.compile(r"/dev/shm/mpich_shm_\w+")
 _WAYS = "start the program with mpiexec or srun of the MPI that mpi4py uses, or `pip install mpich`"
-_MPICH = ("MPICH", "MVAPICH", "Intel(R) MPI", "CRAY MPICH")  # that begin by PMI-1
+_MPICH = ("MPICH", "MVAPICH", "Intel(R) MPI", "CRAY MPICH")  # libraries that begin by PMI-1
 
 
 def needed() -> bool:
     """Tell whether MPI has not begun, and would not know this process's rank.
 
-    No launcher of MPI's started it; or one started torchrun (``srun torchrun ...``), and torchrun this process, which
-    has the launcher's variables all the same.
+    That is so where no MPI launcher started it; or where one started torchrun (``srun torchrun ...``), and torchrun
+    this process, which has the launcher's variables all the same.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
@@ -40,16 +40,16 @@ def needed() -> bool:
 
 
 def start(store: Any, rank: int, size: int, timeout: timedelta) -> None:
-    """Initialise MPI with the ranks that torch has. Collective over all of them.
+    """Initialise MPI with torch's ranks. Collective over all of them.
 
     Args:
-        store: torch's, of which all ranks see the same keys.
-        rank: this process's.
+        store: torch store in which all ranks see the same keys.
+        rank: rank of this process.
         size: number of ranks.
-        timeout: for all ranks to come.
+        timeout: time for all ranks to come.
 
     Raises:
-        ConfigError: mpi4py's MPI cannot be started this way, or this host has no way to rank 0's.
+        ConfigError: mpi4py's MPI cannot be started this way, or this host has no route to rank 0's.
         CollectiveTimeoutError: not all ranks came.
         RemoteError: rank 0 could not start the server.
     """
@@ -69,8 +69,8 @@ def start(store: Any, rank: int, size: int, timeout: timedelta) -> None:
 def _join(store: Any, rank: int, deadline: float, timeout: timedelta) -> tuple[socket.socket, int]:
     """Connect to rank 0's server once all ranks have; return the connection, and the number of hosts.
 
-    A store may outlive ranks that all started again, and hold what the last ones left. So an address at which nobody
-    listens is not an error until the time is up: rank 0's new one takes its place.
+    A store may outlive ranks that all started again, and hold what the earlier ones left. So an address without a
+    listener is not an error until the time is up: rank 0's new one takes its place.
     """
     waited, error = f"starting MPI: rank {rank} waited {timeout.total_seconds():g} s", ""
     while time.monotonic() < deadline:
@@ -97,7 +97,7 @@ def _join(store: Any, rank: int, deadline: float, timeout: timedelta) -> tuple[s
 
 
 def _attempt() -> str:
-    """Return how often torchrun has started the ranks again."""
+    """Return the number of times that torchrun has started the ranks again."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 
 
@@ -107,7 +107,7 @@ def _greet(card: dict[str, Any], rank: int, deadline: float) -> tuple[socket.soc
     try:
         connection.sendall(f"{card['secret']} {rank} {hosts.identity()}\n".encode())
         connection.settimeout(max(deadline - time.monotonic(), 0) + _SERVER_SECONDS)
-        while not answer.endswith(b"\n") and (byte := connection.recv(1)):  # what follows is for MPI
+        while not answer.endswith(b"\n") and (byte := connection.recv(1)):  # later bytes are for MPI
             answer += byte
     except OSError:
         connection.close()
@@ -128,12 +128,12 @@ def _library() -> Any:
     """Return mpi4py's MPI, not initialised, if it can be started this way.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot be started.
     """
     import mpi4py  # noqa: PLC0415  (only who starts MPI needs it)
 
     mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = True  # when Python ends, as where importing it initialises MPI
+    mpi4py.rc.finalize = True  # MPI ends with Python, as where importing it initialises MPI
     from mpi4py import MPI  # noqa: PLC0415
 
     name = MPI.Get_library_version().split("\n")[0].strip("\x00 ")
@@ -145,7 +145,7 @@ def _library() -> Any:
 def _unlink_shared_memory(world: Any, deadline: float) -> None:
     """Unlink the files of MPICH's shared memory, once all ranks have mapped them: they then end with the last rank.
 
-    MPICH unlinks them when it ends, and leaves them where a rank is killed. It takes a file that is gone for well.
+    MPICH unlinks them when it ends, and leaves them where a rank is killed. It takes a missing file for unlinked.
     """
     maps = Path("/proc/self/maps")
     mine = set(_SHARED_MEMORY.findall(maps.read_text(encoding="utf-8"))) if maps.exists() else set()
@@ -157,15 +157,15 @@ def _unlink_shared_memory(world: Any, deadline: float) -> None:
             )
         time.sleep(1e-4)
     for path in mine:
-        Path(path).unlink(missing_ok=True)  # by the first of a host
+        Path(path).unlink(missing_ok=True)  # the first rank of a host unlinks them
 
 
 def _serve(size: int, seconds: float) -> dict[str, Any]:
-    """Start the server's process; return what a rank needs to reach it."""
+    """Start the server's process; return the facts that a rank needs to reach it."""
     address, secret = _own_address(), secrets.token_hex(32)
     job = {"size": size, "secret": secret, "host": address, "seconds": seconds}
-    ours, theirs = os.pipe(), os.pipe()  # to its input, and from its output
-    # The end of its input, which this process has open until it ends, however it ends, is the server's end.
+    ours, theirs = os.pipe(), os.pipe()  # pipes to its input, and from its output
+    # This process keeps the server's input open until it ends, however that happens; the server ends with its input.
     os.posix_spawn(
         sys.executable,
         [sys.executable, "-I", "-S", str(Path(__file__).with_name("server.py"))],
@@ -186,10 +186,10 @@ def _serve(size: int, seconds: float) -> dict[str, Any]:
 
 
 def _own_address() -> str:
-    """Return this host's address on the network by which it reaches rank 0's, or of the interface that is named.
+    """Return this host's address on its network to rank 0's host, or the address of the named interface.
 
     Raises:
-        ConfigError: there is no such interface, or no way.
+        ConfigError: there is no such interface, or no route.
     """
     named, main = os.environ.get(INTERFACE), os.environ.get("MASTER_ADDR") or "127.0.0.1"
     if named:

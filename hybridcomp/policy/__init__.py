@@ -1,4 +1,4 @@
-"""Policies: which codec carries which message.
+"""Decide which codec carries which message: policies.
 
 A policy maps a frozen :class:`Message` to a :class:`Choice`. It is written as TOML (:mod:`.toml`); presets
 live beside this file in ``presets/``.

@@ -1,4 +1,4 @@
-"""Write files as a process ends, each with what several communicators have decided."""
+"""Write files as a process ends, each with the decisions of several communicators."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Source = TypeVar("Source")
 
 
 class FilesAtExit(Generic[Source]):
-    """The files that this process writes as it ends.
+    """Files that this process writes as it ends.
 
     Args:
-        what: is written, as the object of an error's sentence: ``"freeze choices"``.
-        text: makes a file's text of its sources; ``""`` for no file.
+        what: action in an error's sentence: ``"freeze choices"``.
+        text: function that makes a file's text of its sources; ``""`` for no file.
     """
 
     def __init__(self, what: str, text: Callable[[list[Source]], str]) -> None:
@@ -28,7 +28,7 @@ class FilesAtExit(Generic[Source]):
         self._lock = threading.Lock()
 
     def add_source(self, path: str, source: Source) -> None:
-        """Have a file written, of this source and of others that name the same file.
+        """Have a file written, with this source and others that name the same file.
 
         Raises:
             PolicyError: the file's folder does not exist.
@@ -45,7 +45,7 @@ class FilesAtExit(Generic[Source]):
         """Write all files: each whole, or not at all.
 
         Raises:
-            PolicyError: one cannot be written.
+            PolicyError: a file cannot be written.
         """
         with self._lock:
             sources = {path: list(found) for path, found in self._sources.items()}

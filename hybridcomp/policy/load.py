@@ -17,8 +17,8 @@ from hybridcomp.policy.rules import Policy, Rule
 from hybridcomp.policy.toml import parse_policy
 
 FREEZE_VARIABLE = "HYBRIDCOMP_FREEZE"
-_UNCALIBRATED = "hybrid"  # the default where no profile says what links cost
-_EXCLUDED = ("*.bias", "*norm*")  # by auto: small, and touchy
+_UNCALIBRATED = "hybrid"  # default policy where no profile says what links cost
+_EXCLUDED = ("*.bias", "*norm*")  # names that auto excludes: small parameters, and sensitive ones
 
 PRESETS = ("none", "exact", "naive", "mzhybrid", "zhybrid", "hybrid", "lowrank", "sparse")
 
@@ -62,7 +62,7 @@ def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
 
 
 def default_policy() -> Policy:
-    """Return the policy of whoever asks for none: ``auto`` where a profile was calibrated, ``hybrid`` elsewhere."""
+    """Return the policy where none is asked for: ``auto`` if a profile was calibrated, else ``hybrid``."""
     name = AUTO if wanted_path().is_file() else _UNCALIBRATED
     return dataclasses.replace(load_policy(name), default=True)
 
@@ -71,8 +71,8 @@ def frozen_to(policy: Policy, path: str | None = None) -> Policy:
     """Return a policy whose choices are written to a file as the job ends: those of ``auto``, or else of ``adapt``.
 
     Args:
-        policy: to write; one that has nothing to decide stays as it is.
-        path: of the file; None for what ``HYBRIDCOMP_FREEZE`` says, where the policy itself says nothing.
+        policy: policy to write; one that has nothing to decide stays as it is.
+        path: path of the file; None for the one in ``HYBRIDCOMP_FREEZE``, where the policy itself names none.
     """
     told = os.environ.get(FREEZE_VARIABLE) or None
     if policy.decides and policy.auto is not None:

@@ -29,7 +29,7 @@ PHASES = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message before it is sent.
+    """Message before it is sent.
 
     Attributes:
         axis: the mesh axis (``dp``, ``tp``, ``pp``) of the communicator.
@@ -37,12 +37,12 @@ class Message:
         phase: ``"forward"``, ``"backward"``, or None where that is not known.
         dtype: element type.
         nbytes: bytes before compression.
-        name: of the parameter or bucket, None for an activation or an anonymous buffer.
-        step: training step, for warm-up; None if nobody counts.
+        name: name of the parameter or bucket, None for an activation or an anonymous buffer.
+        step: training step, for warm-up; None where it is not known.
         shape: the tensor's shape, None or 1-D for a flat buffer.
-        stage, layer, part: where it belongs, as :class:`~hybridcomp.policy.places.Place` has it; None where nobody
-            says so.
-        hosts: that the communicator's ranks are on; None where that is not known.
+        stage, layer, part: place in the model, as :class:`~hybridcomp.policy.places.Place` has it; None where the
+            program does not say it.
+        hosts: number of hosts that the communicator's ranks are on; None where it is not known.
         together: bytes that travel as one operation with this message; None if it travels alone.
     """
 
@@ -67,20 +67,20 @@ class Message:
 
     @property
     def operation_bytes(self) -> int:
-        """Return the bytes of the operation that it travels in."""
+        """Return the bytes of the operation in which the message travels."""
         return max(self.nbytes, self.together or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A policy's answer.
+    """Answer of a policy.
 
     Attributes:
-        codec: what carries the message; ``none`` sends it as it is.
+        codec: codec of the message; ``none`` sends it as it is.
         feedback: spec of a form of error feedback (``"ef"``, ``"loco:beta=0.9"``) or None.
-        reason: why this codec, in a few words, for ``stats()``.
-        once: it is for one message: the next one of the kind is to be asked about again.
-        algorithm: what carries it, wherever that can be used; None to choose.
+        reason: reason for this codec, in a few words, for ``stats()``.
+        once: whether it is for one message alone: the policy is to be asked again about the next one of the kind.
+        algorithm: algorithm of the operation, wherever it can be used; None to choose.
     """
 
     codec: Codec
@@ -96,5 +96,5 @@ class Choice:
 
     @property
     def encodes(self) -> bool:
-        """Tell whether messages are encoded: ``none`` with feedback sends as they are what earlier messages lacked."""
+        """Tell whether messages are encoded: ``none`` with feedback sends, unencoded, what earlier messages lacked."""
         return self.compresses or self.feedback is not None

@@ -1,7 +1,8 @@
 """Name the place in a model to which a message belongs, for policies that tell places apart.
 
-A program says it around what it sends; a thread says it for itself. What nobody says is None, and rules that ask for it
-then do as if they did not. Who trains by hooks, which begin and end in two calls, uses :func:`set_place`.
+A program says it around its operations; a thread says it for itself. Places that are not said are None, and rules that
+ask for them then do as if they did not. Programs that train by hooks, which begin and end in two calls, use
+:func:`set_place`.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 PARTS = ("steady", "cool-down")
-"""Parts of a pipeline's step: ``"cool-down"`` is what follows a rank's last forward pass, ``"steady"`` the rest."""
+"""Parts of a pipeline's step: ``"cool-down"`` follows a rank's last forward pass, ``"steady"`` is the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a model.
+    """Place in a model.
 
     Attributes:
-        stage: of the pipeline, from 0.
-        layer: of the whole model, from 0; a send between two stages is of the layer whose output it is about.
+        stage: stage of the pipeline, from 0.
+        layer: layer of the whole model, from 0; for a send between two stages the layer whose output it is about.
         part: one of :data:`PARTS`.
-        link: what a send's error feedback is kept under: one name for each neighbour and direction.
+        link: key of a send's error feedback: one name for each neighbour and direction.
     """
 
     stage: int | None = None
@@ -55,13 +56,13 @@ def set_place(there: Place) -> Place:
 def in_place(
     *, stage: int | None = None, layer: int | None = None, part: str | None = None, link: str | None = None
 ) -> Iterator[None]:
-    """Set the place of all that this thread sends inside; what is None stays as it is around this.
+    """Set the place of all messages that this thread sends inside; parts that are None stay as they are around this.
 
     Args:
         stage, layer, part, link: see :class:`Place`.
 
     Raises:
-        ValueError: a part that is none of :data:`PARTS`.
+        ValueError: the part is none of :data:`PARTS`.
     """
     if part is not None and part not in PARTS:
         raise ValueError(f"a part is {' or '.join(map(repr, PARTS))}, not {part!r}")

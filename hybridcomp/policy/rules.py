@@ -1,4 +1,4 @@
-"""A policy as nested rules: the whole, an axis, an operation or phase of that axis; the innermost wins."""
+"""Define policies as nested rules: for the whole, an axis, an operation or phase of that axis; the innermost wins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAYSNONE = "the policy says none"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule of one level of a policy; None leaves a setting to the level around it.
+    """Rule of one level of a policy; None leaves a setting to the level around it.
 
     ``min_bytes`` and ``exclude`` stand by themselves, and all others belong to ``codecs``: a level that names a codec
     does not take the feedback of the level around it.
@@ -32,14 +32,14 @@ class Rule:
         feedback: spec of the form of error feedback for messages that have a name, and sends that have a link.
         warmup_steps: steps sent uncompressed at first.
         only: the part of a pipeline's step that is compressed; None is all of it.
-        stages: so many stages of the pipeline, the first ones, are compressed; None is all.
-        from_layer: what belongs to earlier layers is sent uncompressed.
-        between_hosts: among ranks of one host everything is sent uncompressed: memory is faster than codecs.
+        stages: number of the pipeline's first stages that are compressed; None is all.
+        from_layer: first layer that is compressed; messages of earlier ones are sent uncompressed.
+        between_hosts: whether messages among ranks of one host are sent uncompressed: memory is faster than codecs.
         min_bytes: smaller messages are sent uncompressed.
         exclude: ``fnmatch`` patterns of message names that are sent uncompressed.
-        algorithm: of what is compressed, wherever it can be used; None to choose.
+        algorithm: algorithm of compressed operations, wherever it can be used; None to choose.
         steps: codecs from a step of training on, ascending; before the first, ``codecs`` are tried.
-        adapt: decides about the first codec as training goes on (:mod:`hybridcomp.policy.adapt`).
+        adapt: adaptation of the first codec as training goes on (:mod:`hybridcomp.policy.adapt`).
     """
 
     codecs: tuple[Codec, ...] | None = None
@@ -74,7 +74,7 @@ class Rule:
         )
 
     def codecs_at(self, step: int | None) -> tuple[Codec, ...]:
-        """Return the codecs that are tried in a step; where nobody counts, those of the last steps."""
+        """Return the codecs that are tried in a step; where the step is not known, those of the last steps."""
         past = [codecs for first, codecs in self.steps if step is None or first <= step]
         return past[-1] if past else self.codecs or ()
 
@@ -90,11 +90,11 @@ class Rule:
 
     @property
     def places(self) -> bool:
-        """Tell whether it asks where in the model a message belongs."""
+        """Tell whether the rule asks where in the model a message belongs."""
         return self.only is not None or self.stages is not None or self.from_layer > 0
 
     def spares(self, message: Message) -> str | None:
-        """Say why a message is sent uncompressed for its place; return None if it is not.
+        """Return the reason why a message's place leaves it uncompressed, None where there is none.
 
         Unknown places are compressed.
         """
@@ -116,13 +116,13 @@ class Policy:
     Attributes:
         name: the preset's name, the file's path, or the codec spec.
         base: the rule around all axes.
-        axes: per axis, its rule.
-        entries: per axis, rules by operation (``all_reduce``) or phase (``backward``).
+        axes: rule of each axis.
+        entries: rules by operation (``all_reduce``) or phase (``backward``), for each axis.
         everything: also compress operations from or to one rank, which otherwise need an entry of their own (they
             carry parameters, state and results that must arrive exactly).
-        fused: the gradient of an embedding that two stages share is summed over replicas and stages at once.
-        auto: what decides for axes without a section (:mod:`hybridcomp.policy.auto`); None for nothing.
-        default: nobody asked for it: ranks whose defaults differ take rank 0's.
+        fused: whether the gradient of an embedding that two stages share is summed over replicas and stages at once.
+        auto: settings of ``auto`` for axes without a section (:mod:`hybridcomp.policy.auto`); None for nothing.
+        default: whether it is a default: ranks whose defaults differ take rank 0's.
         lines: line of each axis's section in the file, for messages; empty for presets.
     """
 
@@ -139,7 +139,7 @@ class Policy:
     def choose(self, message: Message) -> Choice:
         """Choose the codec for a message, and say why.
 
-        What is left to ``auto`` goes uncompressed here: a communicator's decider chooses for it.
+        Messages that the rules leave to ``auto`` go uncompressed here: a communicator's decider chooses for them.
         """
         return self.settles(message) or Choice(NONE, None, "auto decides once the link is known")
 
@@ -203,7 +203,7 @@ class Policy:
         return Choice(NONE, None, reason)
 
     def _unnamed(self, message: Message) -> str:
-        """Say why there is no codec for a message to which no rule applies."""
+        """Return the reason why no codec is named for a message to which no rule applies."""
         if not self.compresses:
             return _SAYSNONE
         sections = list(dict.fromkeys([*self.axes, *self.entries]))
@@ -284,7 +284,7 @@ class Policy:
         """Check that a policy read from a file speaks only of axes that exist.
 
         Raises:
-            PolicyError: names the file, the line and the section.
+            PolicyError: an axis does not exist; names the file, the line and the section.
         """
         known = tuple(axes)
         for axis in () if self.auto is None else axes_of(self.auto.classes):
@@ -333,17 +333,17 @@ def _exact_unless_named(op: str) -> str:
     return f"{ROOTED[op]} are exact unless named"
 
 
-_SENT = ("ef", "loco")  # forms whose messages stand for what was given
+_SENT = ("ef", "loco")  # forms whose messages stand for the given values
 
 
 def check_feedback(op: str, codec: Codec, feedback: str | None) -> None:
     """Check that an operation (or phase) can give a codec this form of error feedback.
 
-    ``ef21`` needs every rank to see the result, and ``dgc`` and ``ef-sgdm`` send what they sum up, not what they are
-    given; a linear codec's own algorithm keeps plain residuals.
+    ``ef21`` needs every rank to see the result, and ``dgc`` and ``ef-sgdm`` send their accumulated sums, not the given
+    values; a linear codec's own algorithm keeps plain residuals.
 
     Raises:
-        PolicyError: names the operation or the codec, and what is allowed.
+        PolicyError: it cannot; names the operation or the codec, and what is allowed.
     """
     if feedback is None:
         return

@@ -1,9 +1,9 @@
-"""Plan how rows of embedding tables are compressed: a bound and a coder for each table, wider at first.
+"""Plan the compression of embedding tables' rows: a bound and a coder for each table, wider at first.
 
 After "Accelerating Communication in Deep Learning Recommendation Model Training with Dual-Level Adaptive Lossy
 Compression" (Feng et al., SC'24, arXiv:2407.04272), of whose two levels :func:`plan_table` is the one by tables and
-:func:`table_policy` the one by iterations. What the paper leaves to an analysis of its data sets (bounds, limits of the
-classes) are arguments here.
+:func:`table_policy` the one by iterations. Values that the paper takes from an analysis of its data sets (bounds,
+limits of the classes) are arguments here.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from hybridcomp.policy.rules import Policy, Rule
 
 BOUNDS = (0.05, 0.03, 0.01)
 LIMITS = (0.01, 0.1)
-_REPEATS = 3  # of which the fastest counts
+_REPEATS = 3  # runs, of which the fastest counts
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """Plan of a table: what was found of it, and how its rows are sent.
+    """Plan of a table: its properties, and how its rows are sent.
 
     Attributes:
-        index: its homogenization index.
-        bound: absolute, of its class.
+        index: homogenization index of the table.
+        bound: absolute error bound of its class.
         codec: spec of the codec that sends it: ``bounded`` with that bound and the better coder.
-        ratio: how many times smaller the sample was.
+        ratio: bytes of the sample over those of its messages.
     """
 
     index: float
@@ -59,7 +59,7 @@ def homogenization_index(rows: Any, bound: float) -> float:
         bound: absolute error bound of the quantization.
 
     Raises:
-        ConfigError: no rows, or not of that shape.
+        ConfigError: there are no rows, or they have another shape.
     """
     shape, dtype = _checked(rows)
     before = _distinct(_values(get_codec("none"), rows, dtype), shape)
@@ -74,20 +74,20 @@ def plan_table(
     limits: Sequence[float] = LIMITS,
     rate: float | None = None,
 ) -> TablePlan:
-    """Choose a table's bound by its homogenization index, and its coder by what is sent.
+    """Choose a table's bound by its homogenization index, and its coder by the bytes sent or the time.
 
     A table of which quantization merges few rows tolerates a wide bound; one whose rows become alike gets a narrow one.
     The index is that of the middle bound.
 
     Args:
         rows: float array or CPU tensor [n, elements] of rows as a batch looks them up, repeats included.
-        bounds: one for each class, descending, absolute.
-        limits: between the classes, ascending, one fewer: an index up to the first has the first bound.
+        bounds: absolute bounds, one for each class, descending.
+        limits: limits between the classes, ascending, one fewer: an index up to the first has the first bound.
         rate: bytes/s of the link; the coder whose bytes / rate + seconds of encoding and decoding are fewest is
             taken. None: the one of fewest bytes, which is the same in every run.
 
     Raises:
-        ConfigError: no rows, or bounds or limits of another form.
+        ConfigError: there are no rows, or bounds or limits have another form.
     """
     shape, dtype = _checked(rows)
     _check_classes(bounds, limits)
@@ -109,17 +109,17 @@ def table_policy(
     """Return a policy that sends all-to-alls of the forward pass by a codec whose bound is wider in the first steps.
 
     The bound of step t is f(t) times the codec's: f falls from ``first`` to 1 in ``stages`` equal parts, one every
-    until / stages steps. It is a rule with ``steps`` (docs/adapt.md); what the backward pass sends goes uncompressed.
+    until / stages steps. It is a rule with ``steps`` (docs/adapt.md); the backward pass's messages go uncompressed.
 
     Args:
         codec: ``bounded`` with an absolute bound, or its spec.
-        axis: of the process groups that it is for.
-        until: the first step of the codec's own bound; 0: from the first one on.
-        first: what the bound is multiplied by in the first steps, at least 1.
-        stages: parts in which it falls; at most ``until``.
+        axis: mesh axis of the process groups it serves.
+        until: first step with the codec's own bound; 0: from the first step on.
+        first: factor on the bound in the first steps, at least 1.
+        stages: number of parts in which it falls; at most ``until``.
 
     Raises:
-        ConfigError: another codec, or values out of these ranges.
+        ConfigError: the codec is another one, or values are out of these ranges.
     """
     base = get_codec(codec)
     if not isinstance(base, BoundedCodec) or base.abs is None:
@@ -139,11 +139,11 @@ def _widened(codec: BoundedCodec, factor: float) -> BoundedCodec:
     assert codec.abs is not None
     return BoundedCodec(
         **{**codec.params, "abs": float(f"{factor * codec.abs:.12g}")}
-    )  # 0.075, not its last bit
+    )  # rounded: 0.075, not its last bit
 
 
 def _checked(rows: Any) -> tuple[tuple[int, int], DType]:
-    """Return shape and type; ConfigError unless two-dimensional floats with something in them."""
+    """Return shape and dtype; raise ConfigError unless the rows are two-dimensional floats, and some."""
     flat = arrays.flatten(rows)
     if not flat.dtype.is_float or len(flat.shape) != 2 or not flat.size:
         raise ConfigError(
@@ -162,7 +162,7 @@ def _check_classes(bounds: Sequence[float], limits: Sequence[float]) -> None:
 
 
 def _values(codec: Codec, rows: Any, dtype: DType) -> npt.NDArray[Any]:
-    """Return what a receiver of the rows gets, as float64 or float32; no -0.0."""
+    """Return the values that a receiver of the rows gets, as float64 or float32; no -0.0."""
     out: npt.NDArray[Any] = np.empty(arrays.flatten(rows).size, dtype.accumulator.storage)
     codec.decode(np.asarray(codec.encode(rows)), out=out)
     out += 0

@@ -24,17 +24,18 @@
 
     [ddp]                                  # an axis of a program's own: its first 100 steps have another codec
     all_reduce = { codec = "int4", feedback = "ef", steps = { 100 = "powersgd:rank=4" } }
-    [zero]                                 # what is kept is decided as training goes on (docs/adapt.md)
+    [zero]                                 # the ratio adapts as training goes on (docs/adapt.md)
     reduce_scatter = { codec = "topk:ratio=0.1", feedback = "ef", adapt = "gravac:eps=0.8" }
 
     [auto]                                 # decides for the axes that have no section here
     dp = "aggressive"                      # a class of fidelity: exact, safe or aggressive
     "dp.all_gather" = "safe"
 
-What :mod:`hybridcomp.policy.auto` has decided and frozen is ``[[auto.choice]]`` there.
+Decisions that :mod:`hybridcomp.policy.auto` has made and frozen are ``[[auto.choice]]`` there.
 
-An ``all_reduce`` may have ``stages = 2``: only the first two stages of a pipeline compress theirs. What such rules mean
-for training says docs/techniques.md; where no program says to which place a message belongs, they leave it compressed.
+An ``all_reduce`` may have ``stages = 2``: only the first two stages of a pipeline compress theirs.
+docs/techniques.md says what such rules mean for training; where no program says to which place a message belongs,
+they leave it compressed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ _OF_CODEC = (
     "adapt",
 )
 _RULE_KEYS = ("codec", *_OF_CODEC, "min_bytes", "exclude")
-_EMBEDDING = "embedding"  # the section that may say `fused`
+_EMBEDDING = "embedding"  # the section that may have `fused`
 _ENTRY_OF = {
     "only": ("backward",),
     "stages": ("all_reduce",),
@@ -74,7 +75,7 @@ _ENTRY_OF = {
 }
 _ONLY = ("cool-down",)
 Codecs = tuple[Codec, ...]
-_MOST = (1 << 63) - 1  # of integers
+_MOST = (1 << 63) - 1  # largest integer
 
 
 def parse_policy(text: str, name: str, *, preset: bool = False) -> Policy:
@@ -83,10 +84,10 @@ def parse_policy(text: str, name: str, *, preset: bool = False) -> Policy:
     Args:
         text: the TOML document.
         name: the file's path or the preset's name; begins every error message.
-        preset: a preset may speak of axes that a mesh does not have.
+        preset: whether it is a preset, which may speak of axes that a mesh does not have.
 
     Raises:
-        PolicyError: names the file, line and key.
+        PolicyError: the text is wrong; names the file, line and key.
     """
     try:
         return _Reader(text, name).policy(tomllib.loads(text), preset)
@@ -94,7 +95,7 @@ def parse_policy(text: str, name: str, *, preset: bool = False) -> Policy:
         raise PolicyError(f"{name}: its values are nested too deep") from None
     except PolicyError:
         raise
-    except ValueError as error:  # of an integer of thousands of digits, too
+    except ValueError as error:  # also for an integer of thousands of digits
         raise PolicyError(f"{name}: {_with_line(str(error), text)}") from error
 
 
@@ -109,14 +110,14 @@ def _with_line(message: str, text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Write out a value; Python refuses that of integers of thousands of digits."""
+    """Write out a value; Python refuses to for integers of thousands of digits."""
     if isinstance(value, int) and abs(value) > _MOST:
         return f"one of {value.bit_length()} bits"
     return repr(value)
 
 
 class _Reader:
-    """A reader of the parsed document; it has the text so that its errors name a line."""
+    """Reader of the parsed document; it has the text so that its errors name a line."""
 
     def __init__(self, text: str, name: str) -> None:
         self._lines = text.splitlines()
@@ -225,7 +226,7 @@ class _Reader:
         )
 
     def _algorithm(self, value: Any, section: str | None, entry: str | None) -> str | None:
-        """Return the name of an algorithm of the entry's operation; outside of one, of any operation."""
+        """Return the name of an algorithm of the entry's operation; outside an entry, of any operation."""
         operations = [entry] if entry in ALGORITHMS else list(ALGORITHMS)
         known = list(dict.fromkeys(name for op in operations for name in ALGORITHMS[op]))
         if value is not None and value not in known:
@@ -234,7 +235,7 @@ class _Reader:
         return None if value is None else str(value)
 
     def _steps(self, table: Any, section: str | None, entry: str | None) -> tuple[tuple[int, Codecs], ...]:
-        """Return the codecs from a step on, ascending."""
+        """Return the codecs from each step on, ascending."""
         if not isinstance(table, dict) or not all(key.isdecimal() and int(key) <= _MOST for key in table):
             what = f'steps must be a table of steps of training and codecs, {{ 100 = "int4" }}, not {table!r}'
             self._fail(section, entry or "steps", what)

@@ -1,4 +1,4 @@
-"""A study's pictures: loss over steps, speed by link, what speed costs in loss, and loss against bits per value."""
+"""Draw a study's pictures: loss over steps, speed by link, speed against loss, and loss against bits per value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hybridcomp.demo.picture import RUN_STYLES
 from hybridcomp.study.results import Losses, Results
 from hybridcomp.style import PICTURE
 
-_SAMPLE = 1 << 20  # values whose message is measured for a codec's bits per value
+_SAMPLE = 1 << 20  # values of the message that gives a codec's bits per value
 _LINES = ("-", "--", ":", "-.")
 
 
@@ -75,7 +75,7 @@ def _loss(results: Results) -> Figure:
         ends += [
             value for step, value in losses.curve.items() if math.isfinite(value) and step >= steps[-1] // 4
         ]
-    if ends:  # the first steps would flatten what is to be seen
+    if ends:  # the first steps would flatten the rest
         room = 0.06 * (max(ends) - min(ends) or 1)
         axes.set_ylim(min(ends) - room, max(ends) + room)
     axes.set_xlabel("optimizer step")
@@ -136,7 +136,7 @@ def _tradeoff(results: Results) -> Figure:
 
 
 def bits_per_value(codec: str) -> float:
-    """Return the bits per value in the codec's message of a MiB of normally distributed float32."""
+    """Return the bits per value in the codec's message of 2^20 normally distributed float32 values."""
     sample = np.random.default_rng(0).standard_normal(_SAMPLE, dtype=np.float32)
     return 8 * float(np.asarray(get_codec(codec).encode(sample)).nbytes) / sample.size
 

@@ -19,14 +19,14 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the configurations that are compared.
+    """Configuration that is compared with others.
 
     Attributes:
-        name: in tables and pictures.
-        fields: of the trainer, beyond those that all variants share; ``policy`` may name one of the study's.
-        series: of a sweep, the place that is compressed; None outside a sweep.
-        codec: of a sweep, its spec.
-        parts: what is measured of it.
+        name: name in tables and pictures.
+        fields: fields of the trainer, beyond those that all variants share; ``policy`` may name one of the study's.
+        series: place that is compressed, in a sweep; None outside a sweep.
+        codec: spec of the codec, in a sweep.
+        parts: parts that are measured of it.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Loss:
-    """The runs for the loss: links unshaped, for the loss does not depend on them.
+    """Runs for the loss: links unshaped, for the loss does not depend on them.
 
     Attributes:
-        seeds: each variant runs once with each.
-        fields: of the trainer.
+        seeds: seeds, with each of which each variant runs once.
+        fields: fields of the trainer.
     """
 
     seeds: tuple[int, ...]
@@ -51,13 +51,13 @@ class Loss:
 
 @dataclass(frozen=True)
 class Speed:
-    """The runs for the speed: short, all variants in turn, several rounds of that, at every rate.
+    """Runs for the speed: short, all variants in turn, several rounds of that, at every rate.
 
     Attributes:
-        rates: of the links, as :class:`~hybridcomp.lab.Rate` has them.
-        rounds: runs of each variant at each rate.
-        fields: of the trainer.
-        cores: what the hosts may use of this machine's, as :func:`~hybridcomp.lab.hosts.cores_of` has it; None: all.
+        rates: rates of the links, as :class:`~hybridcomp.lab.Rate` has them.
+        rounds: number of runs of each variant at each rate.
+        fields: fields of the trainer.
+        cores: cores of the hosts, as :func:`~hybridcomp.lab.hosts.cores_of` reads them; None: all of this machine's.
     """
 
     rates: tuple[str, ...]
@@ -71,16 +71,16 @@ Kind = Literal["faster", "lower_loss", "same_loss", "fewer_bytes"]
 
 @dataclass(frozen=True)
 class Expectation:
-    """The expected result of a study: of two variants, the first is better, or as good.
+    """Expected result of a study: of two variants, the first is better, or as good.
 
     Attributes:
         kind: ``faster``: more tokens per second at ``rate``; ``lower_loss``: the mean over the seeds;
             ``same_loss``: its mean is above the other's by no more than the standard deviation of the other's over
             the seeds; ``fewer_bytes``: sent per step on ``axis``, or on all axes.
-        variants: names.
-        rate: of the links, for ``faster``.
-        axis: for ``fewer_bytes``.
-        by: for ``faster`` and ``fewer_bytes``, the smallest ratio that will do.
+        variants: names of the two variants.
+        rate: rate of the links, for ``faster``.
+        axis: axis for ``fewer_bytes``; None: all.
+        by: smallest sufficient ratio, for ``faster`` and ``fewer_bytes``.
     """
 
     kind: Kind
@@ -92,15 +92,15 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Run:
-    """One training run.
+    """Training run of a study.
 
     Attributes:
-        variant: which.
+        variant: variant that runs.
         part: ``loss`` or ``speed``.
-        rate: of the links.
-        number: the seed of a run for the loss, the round from 1 of one for the speed.
-        fields: of the trainer, all that are not at their defaults.
-        cores: of the hosts, as :class:`Speed` has them.
+        rate: rate of the links.
+        number: seed of a run for the loss, round from 1 of one for the speed.
+        fields: fields of the trainer that are not at their defaults.
+        cores: cores of the hosts, as :class:`Speed` has them.
     """
 
     variant: Variant
@@ -147,7 +147,7 @@ def _flag(key: str, value: object) -> list[str]:
 
 
 def _with_whole_rounds(fields: Fields) -> int:
-    """Return how many steps time what is due every so many: as many as asked for, or one round more than settles."""
+    """Return the number of steps to time: the steps asked for, or one round of rare synchronisations after settling."""
     every, asked = parse_sync(str(fields["sync"])).every, int(fields.get("steps", TrainConfig.steps))
     # All parameters are averaged after the last step, which is in no round.
     return max(asked, SETTLING_STEPS + every + 1)
@@ -155,21 +155,21 @@ def _with_whole_rounds(fields: Fields) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study that can run.
+    """Study that can run.
 
     Attributes:
-        name: of its file, without the suffix.
-        title: of the report.
-        about: a paragraph for the report.
-        hosts: of the lab.
+        name: name of its file, without the suffix.
+        title: title of the report.
+        about: paragraph for the report.
+        hosts: number of the lab's hosts.
         ppn: ranks on each host.
         baseline: name of the variant that the others are compared with.
-        fields: of the trainer, of all runs.
-        variants: in the order of the tables.
+        fields: fields of the trainer, for all runs.
+        variants: variants in the order of the tables.
         policies: TOML texts of the study's own policies, by name.
-        loss: or None, if no loss is asked for.
-        speed: or None, if no speed is asked for.
-        expectations: what it is to show.
+        loss: runs for the loss, or None.
+        speed: runs for the speed, or None.
+        expectations: results that the study is to show.
     """
 
     name: str
@@ -208,5 +208,5 @@ class Study:
         return runs
 
     def of(self, part: str) -> tuple[Variant, ...]:
-        """Return the variants of which that part is measured."""
+        """Return the variants for which a part is measured."""
         return tuple(variant for variant in self.variants if part in variant.parts)

@@ -29,11 +29,11 @@
     rates = ["200mbit", "1gbit"]
     rounds = 3
     steps = 12
-    cores = "0.5,0.5,0.5,0.25"             # if not all of this machine's: what each host may use
-    [[expect]]                             # what it is to show
+    cores = "0.5,0.5,0.5,0.25"             # of each host, if not all of this machine's
+    [[expect]]                             # an expected result
     faster = ["hybrid", "naive"]
     rate = "200mbit"
-    [reduced]                              # what --reduced changes of all this
+    [reduced]                              # changes of all this by --reduced
     loss = { seeds = [1], steps = 40 }
 """
 
@@ -72,12 +72,12 @@ def read_study(path: str | Path, *, reduced: bool = False) -> Study:
     """Read a study's file and check all that can be checked before it runs.
 
     Args:
-        path: of the TOML file.
-        reduced: apply what its table ``[reduced]`` changes.
+        path: path of the TOML file.
+        reduced: whether to apply the changes of its table ``[reduced]``.
 
     Raises:
-        ConfigError: names the file, and the line and key where it is one key that is wrong.
-        PolicyError: of a policy; names it, and the line in it.
+        ConfigError: the study is wrong; names the file, and the line and key where it is one key that is wrong.
+        PolicyError: a policy is wrong; names it, and the line in it.
     """
     text = read_text(str(path))
     document = parse_toml(text, str(path))
@@ -100,7 +100,7 @@ def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 class _Reader:
-    """A reader of the parsed document; it has the text so that its errors name a line."""
+    """Reader of the parsed document; it has the text so that its errors name a line."""
 
     def __init__(self, path: str, text: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""A study's report: results.json, tables in Markdown, pictures, and one HTML page that needs no other file."""
+"""Write a study's report: results.json, tables in Markdown, pictures, and one HTML page that needs no other file."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def write_report(results: Results, folder: Path) -> Path:
     """Write the report's files.
 
     Args:
-        results: what the runs say.
-        folder: is made if it does not exist.
+        results: results of the runs.
+        folder: folder to write to; made if it does not exist.
 
     Returns:
         The path of the page.
@@ -54,7 +54,7 @@ def write_report(results: Results, folder: Path) -> Path:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """Return the results in the form of JSON; what is no finite number is null."""
+    """Return the results in the form of JSON; numbers that are not finite are null."""
     study = results.study
     plain = {
         "study": {
@@ -107,7 +107,7 @@ def _finite(value: Any) -> Any:
 
 
 def markdown(results: Results) -> str:
-    """Return verdicts and tables in Markdown, for documentation to take in."""
+    """Return verdicts and tables in Markdown, for inclusion in documentation."""
     parts = [one.markdown() for one in tables(results)]
     if results.verdicts:
         parts.append(

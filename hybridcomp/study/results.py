@@ -15,16 +15,16 @@ from hybridcomp.train.sync import parse_sync
 
 @dataclass(frozen=True)
 class Losses:
-    """A variant's validation losses at the end of its runs.
+    """Validation losses of a variant at the end of its runs.
 
     Attributes:
-        by_seed: nats per token; NaN of a run that diverged.
+        by_seed: nats per token; NaN for a run that diverged.
         gap: mean over the seeds of the loss above the baseline's with the same seed; NaN if one diverged.
-        gaps: the same, seed by seed.
+        gaps: loss above the baseline's, seed by seed.
         curve: mean over the seeds at each evaluation, by step.
-        wire_bytes: of all ranks, per step and axis, the mean over the seeds.
+        wire_bytes: bytes sent by all ranks, per step and axis, mean over the seeds.
         plain_bytes: the same uncompressed.
-        suppressed: share of messages that replicas which synchronise by events did not send; None without events.
+        suppressed: share of messages that replicas with events did not send; None without events.
     """
 
     by_seed: Mapping[int, float]
@@ -51,16 +51,16 @@ class Losses:
 
 @dataclass(frozen=True)
 class Speeds:
-    """The speeds of a variant at one rate.
+    """Speeds of a variant at one rate.
 
     Attributes:
         samples_per_s: sequences per second, the median of the rounds.
-        ratio: that over the baseline's of the same round, the median; 1 for the baseline.
-        ratios: the same, round by round.
+        ratio: ``samples_per_s`` over the baseline's of the same round, the median; 1 for the baseline.
+        ratios: ratios round by round.
         step_seconds: median of all settled steps; of means over rounds where replicas synchronise rarely.
-        wire_bytes: of all ranks, per step and axis.
+        wire_bytes: bytes sent by all ranks, per step and axis.
         plain_bytes: the same uncompressed.
-        gradient_bytes: of the rank that held most of gradients, or of what stands for them, at once; 0 if not known.
+        gradient_bytes: most bytes of gradients, or of data in their place, that a rank held at once; 0 if not known.
     """
 
     samples_per_s: float
@@ -74,12 +74,12 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on an expectation.
+    """Verdict on an expectation.
 
     Attributes:
-        expectation: which.
-        held: whether it did.
-        sentence: with the figures.
+        expectation: expectation that it is about.
+        held: whether the expectation held.
+        sentence: verdict in words, with the figures.
     """
 
     expectation: Expectation
@@ -89,16 +89,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Results:
-    """The results of all runs that have ended.
+    """Results of all runs that have ended.
 
     Attributes:
-        study: whose.
-        kind: of the lab.
-        losses: by variant.
-        speeds: by rate, then by variant.
-        verdicts: on the expectations of which all runs have ended.
-        parameters: of the model.
-        commands: by the name of the run: what to type to repeat it.
+        study: study of the runs.
+        kind: kind of the lab.
+        losses: losses by variant.
+        speeds: speeds by rate, then by variant.
+        verdicts: verdicts on the expectations whose runs have all ended.
+        parameters: number of the model's parameters.
+        commands: command lines that repeat the runs, by name of the run.
     """
 
     study: Study
@@ -111,7 +111,7 @@ class Results:
 
 
 def results_of(study: Study, runs: Sequence[Done]) -> Results:
-    """Collect the results of the runs; variants or rates of which runs are missing are left out."""
+    """Collect the results of the runs; variants or rates with missing runs are left out."""
     losses = _losses(study, runs)
     speeds = {rate: _speeds(study, runs, rate) for rate in (study.speed.rates if study.speed else ())}
     found = [_verdict(expectation, losses, speeds) for expectation in study.expectations]

@@ -1,4 +1,4 @@
-"""Run a study in labs, one run after the other; runs that an earlier call has finished stay."""
+"""Run a study in labs, one run after the other; keep runs that an earlier call has finished."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ METRICS = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Done:
-    """A run that has ended.
+    """Run that has ended.
 
     Attributes:
-        run: what ran.
-        record: its metrics; without a summary if it diverged.
-        command: what to type to repeat it.
-        kind: of the lab that it ran in.
+        run: run that ended.
+        record: metrics of the run; without a summary if it diverged.
+        command: command line that repeats it.
+        kind: kind of the lab that it ran in.
     """
 
     run: Run
@@ -49,7 +49,7 @@ class Done:
 
 
 class Watcher(Protocol):
-    """An observer of a study's progress."""
+    """Observer of a study's progress."""
 
     def begin(self, run: Run) -> None:
         """Take notice that a run starts."""
@@ -67,11 +67,11 @@ def run_study(
     """Run the runs that are not done yet.
 
     Args:
-        study: what to run.
+        study: study to run.
         out: folder of the study's files; runs lie in ``out/runs``.
-        watcher: is told how it goes.
+        watcher: observer of the progress.
         part: ``loss`` or ``speed`` alone; None runs both.
-        kind: of lab.
+        kind: kind of lab.
 
     Returns:
         All runs, in order, those of earlier calls among them.
@@ -192,12 +192,12 @@ def _run(study: Study, run: Run, lab: Lab, out: Path, policies: Mapping[str, Pat
     beside = folder / (RECORD + ".partial")
     beside.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     os.replace(beside, folder / RECORD)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of a run that is whole
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the run has ended
     return done
 
 
 def _forget(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Remove what an earlier call left of the run, but for checkpoints of the very same to go on from."""
+    """Remove what an earlier call left of the run, except for checkpoints of the same run to go on from."""
     try:
         same = json.loads((folder / BEGUN).read_text(encoding="utf-8")) == identity
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A study's tables, for the terminal, for Markdown and for the report's page."""
+"""Make a study's tables, for the terminal, for Markdown and for the report's page."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hybridcomp.study.results import Losses, Results, Speeds
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text; the first column is names.
+    """Table of text; the first column is names.
 
     Attributes:
-        title: what it shows.
-        headings: of the columns.
-        rows: as many cells each.
-        note: what the columns mean.
+        title: title of the table.
+        headings: headings of the columns.
+        rows: rows, each of as many cells.
+        note: meaning of the columns.
     """
 
     title: str
@@ -98,7 +98,7 @@ def _nats(value: float) -> str:
 def _speed(results: Results, rate: str) -> Table:
     rows = []
     axes = next(iter(results.speeds[rate].values())).wire_bytes
-    # Not of runs that all hold the same.
+    # Where all runs hold the same bytes, the column is left out.
     holds = len({speeds.gradient_bytes for speeds in results.speeds[rate].values()}) > 1
     for name, speeds in results.speeds[rate].items():
         rows.append(

@@ -1,7 +1,7 @@
-"""Find the folder in which the ranks of this user keep their files, and who they are on this machine.
+"""Find the folder in which the ranks of this user keep their files, and identify processes on this machine.
 
 It is ``hybridcomp-top-UID`` in ``/tmp``, or in another folder for temporary files where that cannot be, and nobody else
-may enter it; or what ``HYBRIDCOMP_TOP`` says, such as the folder of a run that several hosts share.
+may enter it; or the one in ``HYBRIDCOMP_TOP``, such as the folder of a run that several hosts share.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def switched_off() -> bool:
 
 
 def folders(asked: str | None = None) -> list[Path]:
-    """Return where the files may be, the likeliest first.
+    """Return the folders where the files may be, the likeliest first.
 
     Args:
-        asked: the folder instead; by default what the environment asks for.
+        asked: folder to take instead; by default the one that the environment names.
     """
     if asked is None:
         asked = os.environ.get(VARIABLE, "")
@@ -39,8 +39,8 @@ def folders(asked: str | None = None) -> list[Path]:
             asked = None
     if asked is not None:
         return [Path(asked).absolute()]
-    bases = ["/tmp"]  # whatever TMPDIR is: a job's may differ from a login's
-    with suppress(OSError):  # nowhere to put anything
+    bases = ["/tmp"]  # also where TMPDIR is set: a job's may differ from a login's
+    with suppress(OSError):  # no folder for temporary files exists
         bases.append(tempfile.gettempdir())
     return [Path(base) / f"hybridcomp-top-{user}" for base in dict.fromkeys(bases) for user in _users()]
 
@@ -68,10 +68,10 @@ def make_folder() -> Path | None:
 
 
 def usable(folder: Path, *, shared: bool) -> bool:
-    """Tell whether a folder is there, and nobody else's; ``shared`` if it may be, as who named it has decided.
+    """Tell whether a folder exists and is private, or need not be where ``shared``: the user has named it.
 
     Raises:
-        OSError: it is not there.
+        OSError: the folder does not exist.
     """
     info = folder.stat() if shared else folder.lstat()
     own = info.st_uid == os.getuid() and not stat.S_IMODE(info.st_mode) & 0o077
@@ -85,13 +85,13 @@ def file_name(pid: int, started: int) -> str:
 
 
 def is_file_name(name: str) -> bool:
-    """Tell whether a file is named as those of ranks are."""
+    """Tell whether a file is named as a rank's file is."""
     return _NAME.fullmatch(name) is not None
 
 
 @functools.cache
 def machine() -> str:
-    """Return what tells this machine, and its process ids, from others: hosts may have equal names."""
+    """Return an identity of this machine and its process ids, unlike others': hosts may have equal names."""
     boot, namespace = "", 0
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -100,7 +100,7 @@ def machine() -> str:
 
 
 def started_at(pid: int) -> int:
-    """Return when a process of this machine started, in the kernel's ticks; 0 if it has ended, or nobody can say."""
+    """Return when a process of this machine started, in the kernel's ticks; 0 if it has ended, or it is not known."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return 0 if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -1,7 +1,7 @@
-"""Keep this process's file: what its communicators have carried, and what is in flight.
+"""Keep this process's file: the totals of its communicators, and their operations in flight.
 
 A thread of its own looks once a second whether somebody watches, and writes only then. It starts with the first
-communicator. Whatever goes wrong in it is passed over: a job must not fail by being looked at.
+communicator. All its errors are passed over: a job must not fail by being looked at.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hybridcomp.top.folder import WATCHED, file_name, machine, make_folder, star
 from hybridcomp.top.read import tidy
 from hybridcomp.top.snapshot import AxisTotals, Group, InFlight, Snapshot, to_bytes
 
-_LOOK_SECONDS = 1.0  # between looks for whether somebody watches
-_WRITE_SECONDS = 0.5  # between files while somebody does
-_WATCHED_SECONDS = 10.0  # for which somebody does who has said so
-_STOP_SECONDS = 1.0  # that the exit waits: the folder may be on a disk that does not answer
+_LOOK_SECONDS = 1.0  # seconds between looks for watchers
+_WRITE_SECONDS = 0.5  # seconds between writes while somebody watches
+_WATCHED_SECONDS = 10.0  # seconds for which a touch of the file counts as watching
+_STOP_SECONDS = 1.0  # seconds that the exit waits: the folder may be on a disk that does not answer
 _MOST_AXES, _MOST_GROUPS, _MOST_IN_FLIGHT = 64, 256, 64
 _MOST_TEXT = 64
-_MESSAGES = ("send", "recv")  # operations that not all ranks of a communicator take part in
+_MESSAGES = ("send", "recv")  # operations in which not all ranks of a communicator take part
 
 
 class Row(Protocol):
-    """The totals of a kind of operation; see :class:`~hybridcomp.collectives.stats.StatRow`."""
+    """Totals of a kind of operation; see :class:`~hybridcomp.collectives.stats.StatRow`."""
 
     axis: str
     op: str
@@ -54,15 +54,15 @@ Rows = Callable[[], Sequence[Row]]
 
 
 class Activity(NamedTuple):
-    """The state of a communicator.
+    """State of a communicator.
 
     Attributes:
-        key: the same number on all its ranks, and no other communicator's.
-        axis: of the mesh.
-        size: ranks.
+        key: number that is the same on all its ranks, and no other communicator's.
+        axis: mesh axis.
+        size: number of ranks.
         latest: number of the latest collective that this rank has started.
-        rows: totals.
-        in_flight: operations.
+        rows: totals by kind of operation.
+        in_flight: operations in flight.
     """
 
     key: int
@@ -74,14 +74,14 @@ class Activity(NamedTuple):
 
 
 class Source(Protocol):
-    """A communicator."""
+    """Source of a communicator's state."""
 
     def activity(self) -> Activity:
-        """Return its state; called by a thread of its own."""
+        """Return the communicator's state; called by a thread of its own."""
 
 
 class Entry:
-    """A communicator that is shown but not kept alive; its totals are, until they are added to the past ones."""
+    """Communicator that is shown but not kept alive; its totals are kept until they are added to the past ones."""
 
     def __init__(self, source: Source, rows: Rows) -> None:
         self.source = weakref.ref(source)
@@ -90,14 +90,14 @@ class Entry:
 
 
 class Publisher:
-    """The writer of this process's file, with its thread.
+    """Writer of this process's file, with its thread.
 
     Nothing here takes a lock: communicators are made and freed in threads, and in signals' handlers, that must not
     wait for a disk.
     """
 
     def __init__(self, rank: int, size: int) -> None:
-        """Keep the file of a rank of a job of so many ranks."""
+        """Set up the file of a rank in a job of so many ranks."""
         self._rank, self._size = rank, size
         self._since = time.time()
         self._entries: dict[Entry, None] = {}
@@ -107,7 +107,7 @@ class Publisher:
         self._done = threading.Event()
         self._thread: int | None = None
         self._file = (0, 0)
-        self._seen: int | None = None  # when somebody last said that he watches, by the file system
+        self._seen: int | None = None  # time of the last touch by a watcher, by the file system
         self._until = 0.0
 
     def start(self) -> None:
@@ -121,7 +121,7 @@ class Publisher:
 
     def remove(self, entry: Entry) -> None:
         """Keep only the totals of a communicator that ends."""
-        if self._entries.pop(entry, entry) is None:  # whoever takes it out hands it on
+        if self._entries.pop(entry, entry) is None:  # one caller alone takes it out, and hands it on
             self._ended.append(entry)
 
     def stop(self) -> None:
@@ -143,7 +143,7 @@ class Publisher:
         pause = 0.0
         while not self._stopping.wait(pause):
             with suppress(Exception):
-                if not os.path.exists(path):  # not yet, or no longer: some systems remove files that are old
+                if not os.path.exists(path):  # not yet, or no longer: some systems remove old files
                     folder = make_folder()
                     if folder is None:
                         return
@@ -160,7 +160,7 @@ class Publisher:
             os.unlink(path)
 
     def _watched(self, path: str) -> bool:
-        """Tell whether somebody watches; by what has changed, since clocks of hosts and file systems differ."""
+        """Tell whether somebody watches, by a change of the file's time: clocks of hosts and file systems differ."""
         touched = 0
         with suppress(FileNotFoundError):
             touched = os.stat(path).st_mtime_ns
@@ -170,7 +170,7 @@ class Publisher:
         return time.monotonic() < self._until
 
     def _create(self, path: str) -> None:
-        """Create the file, and nobody else's."""
+        """Create the file in the place of any other one there."""
         with suppress(FileNotFoundError):
             os.unlink(path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -182,7 +182,7 @@ class Publisher:
             os.close(file)
 
     def _write(self, path: str) -> None:
-        """Write to the file that is there: to replace it would take a hundred times as long on some disks."""
+        """Write into the existing file: to replace it would take a hundred times as long on some disks."""
         file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if _identity(file) == self._file:
@@ -190,11 +190,11 @@ class Publisher:
         finally:
             os.close(file)
 
-    # -- what it writes ------------------------------------------------------------------------------
+    # -- contents of the file ------------------------------------------------------------------------
 
     @functools.cached_property
     def _about(self) -> Snapshot:
-        """What stays the same; found out by the thread, in which nothing that goes wrong matters."""
+        """Return the constant part of a snapshot; the thread finds it out, where errors do not matter."""
         pid = os.getpid()
         return Snapshot(
             rank=self._rank,
@@ -214,7 +214,7 @@ class Publisher:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return what this process says of itself now."""
+        """Return a snapshot of this process now."""
         axes: dict[str, AxisTotals] = {}
         groups: list[Group] = []
         in_flight: list[InFlight] = []
@@ -245,7 +245,7 @@ class Publisher:
         )
 
     def _living(self) -> list[Source]:
-        """Return the communicators that there are; add the totals of those that are gone to the past ones."""
+        """Return the living communicators; add the totals of the others to the past ones."""
         entries = list(self._entries)
         for entry in entries:
             if entry.source() is None:
@@ -293,10 +293,10 @@ def _sum(a: AxisTotals, b: AxisTotals) -> AxisTotals:
 
 
 def _program() -> str:
-    """Return what runs, as its user has called it, without folders."""
+    """Return the command line of this process, without folders."""
     name, *arguments = sys.argv or [""]
     path = Path(name)
-    called = path.parent.name if path.name == "__main__.py" else path.name  # by python -m
+    called = path.parent.name if path.name == "__main__.py" else path.name  # for python -m
     return " ".join([called or "python", *arguments])[: 4 * _MOST_TEXT]
 
 
@@ -305,22 +305,22 @@ def _launcher() -> str:
     return f"{job}.{step}"[:_MOST_TEXT] if job and step else ""
 
 
-# -- this process's --------------------------------------------------------------------------------------
+# -- this process ---------------------------------------------------------------------------------------
 
 _publishers: dict[str, Publisher] = {}  # one, of this process
 _OWN = "own"
 
 
 def show(source: Source, rows: Rows, rank: int, size: int) -> Entry | None:
-    """Show a communicator to whoever watches, unless ``HYBRIDCOMP_TOP=0``.
+    """Show a communicator to watchers, unless ``HYBRIDCOMP_TOP=0``.
 
     Args:
-        source: of its state; not kept alive.
-        rows: returns its totals, once it is gone, too.
-        rank, size: of this process in its job.
+        source: source of its state; not kept alive.
+        rows: function that returns its totals, also once it is gone.
+        rank, size: rank of this process and number of ranks in its job.
 
     Returns:
-        What :func:`hide` takes.
+        The entry that :func:`hide` takes.
     """
     if switched_off():
         return None
@@ -345,5 +345,5 @@ def hide(entry: Entry | None) -> None:
         publisher.remove(entry)
 
 
-# The file is the parent's.
+# The file belongs to the parent process.
 os.register_at_fork(after_in_child=_publishers.clear)

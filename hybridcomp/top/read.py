@@ -1,4 +1,4 @@
-"""Read the files of the ranks, tell which jobs they are of, and remove those of jobs that have ended."""
+"""Read the files of the ranks, group them by job, and remove those of jobs that have ended."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hybridcomp.top.snapshot import MOST_BYTES, Snapshot, TornError, from_bytes
 
 _MOST_FILES = 4096
 _OLD_SECONDS = 86400.0
-_TRIES, _PAUSE = 5, 1e-3  # of a file that is being written
+_TRIES, _PAUSE = 5, 1e-3  # tries for a file that is being written, and seconds between them
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A rank of a job, by its file.
+    """Rank of a job, by its file.
 
     Attributes:
-        path: the file.
-        says: what it says of itself.
-        here: it runs on this machine.
-        ended: its process has, without removing the file.
+        path: path of the file.
+        says: snapshot in the file.
+        here: whether it runs on this machine.
+        ended: whether its process has ended without removing the file.
     """
 
     path: Path
@@ -36,17 +36,17 @@ class Rank:
 
     @property
     def process(self) -> tuple[str, int, int]:
-        """Return what tells its process from all others."""
+        """Return a key that tells its process from all others."""
         return (self.says.machine, self.says.pid, self.says.started)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job: ranks that share communicators.
+    """Ranks that share communicators: a job.
 
     Attributes:
-        name: the launcher's, else the process id of its lowest rank.
-        ranks: in order.
+        name: launcher's name for the job, else the process id of its lowest rank.
+        ranks: ranks in order.
     """
 
     name: str
@@ -54,11 +54,11 @@ class Job:
 
     @property
     def size(self) -> int:
-        """Return how many ranks it has, here and elsewhere."""
+        """Return the number of its ranks, here and elsewhere."""
         return max(len(self.ranks), *(rank.says.size for rank in self.ranks))
 
     def is_called(self, name: str) -> bool:
-        """Tell whether it has this name, or a process with this id."""
+        """Tell whether the job has a name, or a process with this id."""
         return name in (self.name, *(str(rank.says.pid) for rank in self.ranks))
 
 
@@ -66,7 +66,7 @@ def watch(folder: Path) -> None:
     """Have ranks write their files, for some seconds.
 
     Raises:
-        OSError: that is not possible: the folder is not there, or not this user's.
+        OSError: the folder does not exist, or is not this user's.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.open(folder / WATCHED, flags, 0o600)
@@ -79,11 +79,11 @@ def watch(folder: Path) -> None:
 def read_jobs(folders: Iterable[Path], *, shared: bool) -> list[Job]:
     """Return the jobs whose ranks keep their files in some folders, the latest first.
 
-    Of a job that has ended, of which no rank is on another machine, files are removed.
+    Files of jobs that have ended, with no rank on another machine, are removed.
 
     Args:
-        folders: to look in; those that are not there are passed over.
-        shared: they were named by the user, and need not be private.
+        folders: folders to look in; those that do not exist are passed over.
+        shared: whether the user has named them, so that they need not be private.
     """
     jobs = []
     for ranks in _joined([rank for folder in folders for rank in _read_ranks(folder, shared=shared)]):
@@ -128,7 +128,7 @@ def _read_ranks(folder: Path, *, shared: bool) -> list[Rank]:
 
 
 def _read(path: Path) -> Snapshot | None:
-    """Return what a file says; None if it is not this user's, or does not say what it should."""
+    """Return the snapshot in a file; None if the file is not this user's, or holds none."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""Define what a rank says of itself, and check it as it is read: anybody may have written it."""
+"""Define a rank's snapshot of itself, and check it as it is read: anybody may have written it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-MOST_BYTES = 1 << 18  # of a file
-MOST_ENTRIES = 1024  # of a list
+MOST_BYTES = 1 << 18  # bytes of a file, at most
+MOST_ENTRIES = 1024  # entries of a list, at most
 _MOST_TEXT = 256
 _VERSION = 1
 _HEAD, _HEAD_FORM = b"%08x %08d\n", re.compile(rb"([0-9a-f]{8}) (\d{8})\n")
@@ -26,16 +26,16 @@ class TornError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AxisTotals:
-    """The totals of one axis on one rank, since its process began.
+    """Totals of one axis on one rank, since its process began.
 
     Attributes:
-        axis: of the mesh.
+        axis: mesh axis.
         calls: operations that have ended.
-        plain_bytes: that this rank would have sent uncompressed by the usual algorithms.
-        wire_bytes: that this rank sent.
-        shared_bytes: of those, what ranks of the same host read where it was.
-        encode_seconds, decode_seconds: in kernels.
-        wire_seconds: the rest of the time between start and end of each operation.
+        plain_bytes: bytes that this rank would have sent uncompressed by the usual algorithms.
+        wire_bytes: bytes that this rank sent.
+        shared_bytes: part of them that ranks of the same host read in place.
+        encode_seconds, decode_seconds: seconds in kernels.
+        wire_seconds: remaining seconds between start and end of each operation.
     """
 
     axis: str
@@ -50,14 +50,14 @@ class AxisTotals:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A communicator, as one of its ranks sees it.
+    """Communicator, as one of its ranks sees it.
 
     Attributes:
         key: a random number of 64 bits in hexadecimal digits, the same on all its ranks.
-        axis: of the mesh.
-        size: ranks.
+        axis: mesh axis.
+        size: number of ranks.
         latest: number of the latest collective that this rank has started; the same one has the same number everywhere.
-        waited: seconds that its collectives took which have ended here, without those in kernels.
+        waited: seconds of its collectives that have ended here, without those in kernels.
     """
 
     key: str
@@ -69,15 +69,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """An operation in flight on one rank.
+    """Operation in flight on one rank.
 
     Attributes:
         op: ``all_reduce``, ``send``, ...
-        axis: of its communicator.
-        key: of its communicator.
-        number: of collectives, the same on all ranks; 0 for sends and receives.
-        since: when it started, in seconds of the wall clock.
-        awaits: ranks of the job whose messages it waits for; none where nobody can say, or all are waited for.
+        axis: mesh axis of its communicator.
+        key: key of its communicator.
+        number: number of a collective, the same on all ranks; 0 for sends and receives.
+        since: start, in seconds of the wall clock.
+        awaits: ranks of the job whose messages it waits for; empty where they are not known, or all are waited for.
     """
 
     op: str
@@ -90,22 +90,22 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a rank says of itself.
+    """State of a rank, as the rank reports it.
 
     Attributes:
-        rank, size: in the job.
-        pid: of the process.
-        started: when it was, in its kernel's ticks; 0 where that is not known.
-        host: its name.
-        machine: tells its machine, and the process ids there, from others.
-        program: what runs.
-        launcher: the job's name by who launched it; "" if that gave it none.
-        since: when its first communicator was made, in seconds of the wall clock.
-        at: when this was written.
-        axes: totals.
+        rank, size: rank and number of ranks in the job.
+        pid: process id.
+        started: start of the process, in its kernel's ticks; 0 where it is not known.
+        host: name of the host.
+        machine: identity of its machine and the process ids there.
+        program: command line.
+        launcher: job's name by its launcher; "" if it gave none.
+        since: time at which its first communicator was made, in seconds of the wall clock.
+        at: time of this snapshot.
+        axes: totals by axis.
         groups: communicators.
         in_flight: the oldest operations in flight.
-        unlisted: how many more there are.
+        unlisted: number of further operations in flight.
     """
 
     rank: int
@@ -125,9 +125,9 @@ class Snapshot:
 
 
 def to_bytes(snapshot: Snapshot) -> bytes:
-    """Return what a file holds: a line with checksum and length of the JSON that follows; behind that may be anything.
+    """Return the bytes of a file: a line with checksum and length of the JSON that follows; any bytes may come after.
 
-    A rank writes over what it has written before, and whoever reads meanwhile is to know.
+    A rank writes over its earlier snapshot, and a process that reads meanwhile is to know.
     """
     raw = json.dumps({"version": _VERSION, **_plain(snapshot)}, separators=(",", ":")).encode()
     return _HEAD % (zlib.crc32(raw), len(raw)) + raw
@@ -145,8 +145,8 @@ def from_bytes(raw: bytes) -> Snapshot:
     """Return the snapshot that a file holds; texts without characters that a terminal would act on.
 
     Raises:
-        TornError: it is being written, or damaged.
-        ValueError: it holds none.
+        TornError: the snapshot is being written, or damaged.
+        ValueError: the file holds none.
     """
     if len(raw) > MOST_BYTES:
         raise ValueError(f"a snapshot has at most {MOST_BYTES} bytes")
@@ -201,5 +201,5 @@ def _checked(kind: Any, given: Any, name: str) -> Any:
 
 
 def printable(text: str) -> str:
-    """Return a text with a question mark in place of whatever a terminal would not print as it is."""
+    """Return a text with a question mark in place of each character that a terminal would not print as it is."""
     return "".join(c if c.isprintable() else "?" for c in text)

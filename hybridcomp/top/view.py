@@ -1,4 +1,4 @@
-"""Compare what the ranks of a job say now with what they said before: rates, who waits for whom, who is slowest."""
+"""Compare the ranks' snapshots of a job with earlier ones: rates, which ranks wait for which, and the slowest rank."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hybridcomp.top.read import Job, Rank
 from hybridcomp.top.snapshot import AxisTotals, InFlight, Snapshot
 
 Process = tuple[str, int, int]
-SILENT_SECONDS = 3.0  # of ranks that write twice a second
-_STUCK_SECONDS = 1.0  # of an operation that some ranks have not started: they keep the others waiting
-_LEAST_SHARE = 0.05  # of the time: what ranks wait for each other less is no matter
+SILENT_SECONDS = 3.0  # seconds without a word from a rank that writes twice a second
+_STUCK_SECONDS = 1.0  # for which some ranks have not started an operation: they keep the others waiting
+_LEAST_SHARE = 0.05  # share of the time: ranks that wait less for each other do not matter
 _MOST_OPERATIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What ranks did lately: between the two latest times that each has said anything.
+    """Rates of ranks between the two latest snapshots of each.
 
     Attributes:
         plain, sent: bytes/s, uncompressed and sent.
@@ -40,9 +40,9 @@ class AxisView:
     """One axis, summed over the ranks that are shown.
 
     Attributes:
-        axis: its name.
-        ranks: how many have operations on it.
-        totals: since their processes began.
+        axis: name of the axis.
+        ranks: number of ranks with operations on it.
+        totals: totals since their processes began.
         rates: bytes/s of all of them, and an average rank's shares of the time; None while they are not known.
     """
 
@@ -54,15 +54,15 @@ class AxisView:
 
 @dataclass(frozen=True, slots=True)
 class OperationView:
-    """An operation in flight: a collective on all its ranks, a send or a receive on one.
+    """Operation in flight: a collective on all its ranks, a send or a receive on one.
 
     Attributes:
-        op, axis, number: as its ranks say.
-        seconds: since the first of them started it.
-        ranks: that have it in flight.
-        missing: that have not started it, as far as they say.
-        awaits: whose messages are waited for, where none is missing.
-        elsewhere: ranks of its communicator that do not show themselves here.
+        op, axis, number: as in the ranks' snapshots.
+        seconds: time since the first of the ranks started it.
+        ranks: ranks that have it in flight.
+        missing: ranks known not to have started it.
+        awaits: ranks whose messages are waited for, where none is missing.
+        elsewhere: number of ranks of its communicator that do not show themselves here.
     """
 
     op: str
@@ -77,14 +77,14 @@ class OperationView:
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank.
+    """One rank of a job.
 
     Attributes:
-        rank, pid, host: of its process.
-        ended: the process has, without leaving the job.
-        silent: seconds for which it has said nothing, if that is long.
-        rates: of all axes; None while they are not known.
-        in_flight: operations.
+        rank, pid, host: rank, process id and host of its process.
+        ended: whether the process has ended without leaving the job.
+        silent: seconds without a snapshot, if that is long.
+        rates: rates over all axes; None while they are not known.
+        in_flight: number of operations in flight.
         oldest: seconds since the oldest of them started.
     """
 
@@ -100,13 +100,13 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """The rank that keeps others waiting.
+    """Rank that keeps others waiting.
 
     Attributes:
-        rank: which.
-        axis: of the collectives that they wait in.
-        seconds: that they have waited in one that it has not started; None if they wait again and again.
-        share: of the time, that the others waited longer in collectives than it did; None if they wait in one.
+        rank: number of the rank.
+        axis: mesh axis of the collectives in which they wait.
+        seconds: seconds they have waited in one that it has not started; None if they wait again and again.
+        share: share of the time that the others waited longer in collectives than it did; None if they wait in one.
     """
 
     rank: int
@@ -117,14 +117,14 @@ class Slowest:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job.
+    """View of a job.
 
     Attributes:
-        name, program, since: of it.
-        size: ranks in all.
-        ranks: those that are shown.
-        axes: by bytes, most first.
-        operations: in flight, the oldest first.
+        name, program, since: name, command line and start of the job.
+        size: number of ranks in all.
+        ranks: ranks that are shown.
+        axes: axes by bytes, most first.
+        operations: operations in flight, the oldest first.
         slowest: the rank that keeps others waiting, if one does.
     """
 
@@ -139,13 +139,13 @@ class JobView:
 
 
 class History:
-    """The latest of what each rank has said, and what it had said before that."""
+    """Latest snapshot of each rank, and the one before it."""
 
     def __init__(self) -> None:
         self._pairs: dict[Process, tuple[Snapshot | None, Snapshot]] = {}
 
     def add(self, job: Job) -> None:
-        """Take what a job's ranks say now."""
+        """Take the snapshots of a job's ranks now."""
         for rank in job.ranks:
             known = self._pairs.get(rank.process)
             if known is None:
@@ -154,13 +154,13 @@ class History:
                 self._pairs[rank.process] = (known[1], rank.says)
 
     def before(self, rank: Rank) -> Snapshot | None:
-        """Return what a rank had said before what it says now; None if nothing, or if it ended meanwhile."""
+        """Return a rank's snapshot before its present one; None if there is none, or the rank ended meanwhile."""
         known = self._pairs.get(rank.process)
         return None if known is None or rank.ended else known[0]
 
 
 def look(job: Job, history: History) -> JobView:
-    """Return the view of a job whose ranks' words ``history`` has."""
+    """Return the view of a job whose ranks' snapshots ``history`` has."""
     pairs = [(rank, history.before(rank)) for rank in job.ranks]
     first = job.ranks[0].says
     operations = _operations(job)
@@ -243,11 +243,11 @@ def _rank(rank: Rank, before: Snapshot | None) -> RankView:
     )
 
 
-# -- who waits for whom ----------------------------------------------------------------------------------
+# -- waits of ranks --------------------------------------------------------------------------------------
 
 
 def _operations(job: Job) -> tuple[OperationView, ...]:
-    """Return what is in flight, the oldest first."""
+    """Return the operations in flight, the oldest first."""
     together: dict[tuple[str, str, int], list[tuple[Rank, InFlight]]] = defaultdict(list)
     apart: list[OperationView] = []
     for rank in job.ranks:
@@ -266,7 +266,7 @@ def _common(job: Job, key: str, number: int, found: Sequence[tuple[Rank, InFligh
     """Return the view of a collective that some ranks have in flight."""
     since = min(one.since for _, one in found)
     # Operations start in the order of their numbers: a rank that was at a smaller one while others had started this
-    # one has not; nor will one that has died.
+    # one has not; nor will a rank that has died.
     missing, shown, size = [], 0, 0
     for rank in job.ranks:
         for group in rank.says.groups:
@@ -289,7 +289,7 @@ def _common(job: Job, key: str, number: int, found: Sequence[tuple[Rank, InFligh
 
 
 def _stuck(operations: Iterable[OperationView]) -> Slowest | None:
-    """Return the rank that has not started what others wait in, if they do for long."""
+    """Return the rank that has not started an operation in which others wait, if they do for long."""
     for one in operations:
         if one.missing and one.seconds >= _STUCK_SECONDS:
             return Slowest(one.missing[0], one.axis, one.seconds, None)
@@ -297,7 +297,7 @@ def _stuck(operations: Iterable[OperationView]) -> Slowest | None:
 
 
 def _late(pairs: Iterable[tuple[Snapshot, Snapshot | None]]) -> Slowest | None:
-    """Return the rank that comes last to collectives: who waits least in them, while the others wait."""
+    """Return the rank that comes last to collectives: it waits least in them, while the others wait."""
     waits: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     for now, before in pairs:
         if before is None:

@@ -11,16 +11,16 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.top.folder import VARIABLE, folders, usable
 from hybridcomp.top.read import Job, read_jobs, watch
 
-_ANSWER_SECONDS = 3.0  # that ranks have to write: they look once a second
-_WATCH_SECONDS = 0.5  # between two times that they are told to go on
+_ANSWER_SECONDS = 3.0  # seconds that ranks have to write: they look once a second
+_WATCH_SECONDS = 0.5  # seconds between two touches of the file
 _PAUSE = 0.05
 
 
 class Watcher:
-    """A reader of the ranks' files, who has them go on writing."""
+    """Reader of the ranks' files, which has the ranks go on writing."""
 
     def __init__(self, folder: str | None) -> None:
-        """Read a folder; None is where ranks of this user keep their files.
+        """Open a folder; None is the one where ranks of this user keep their files.
 
         Raises:
             ConfigError: there is no such folder.
@@ -35,7 +35,7 @@ class Watcher:
         """Have the ranks go on writing; to be called more often than every few seconds.
 
         Raises:
-            ConfigError: they cannot be told.
+            ConfigError: the ranks cannot be told.
         """
         if time.monotonic() - self._watched >= _WATCH_SECONDS:
             self._watched = time.monotonic()
@@ -43,7 +43,7 @@ class Watcher:
                 self._watch(folder)
 
     def jobs(self) -> list[Job]:
-        """Return the jobs that there are, the latest first.
+        """Return the running jobs, the latest first.
 
         Raises:
             ConfigError: the ranks cannot be told to write.

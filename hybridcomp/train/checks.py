@@ -12,10 +12,10 @@ from hybridcomp.train.sync import check_sync
 
 
 def check_config(config: TrainConfig) -> None:
-    """Check what can be checked without data, ranks or files.
+    """Check the values that need no data, ranks or files.
 
     Raises:
-        ConfigError: says which value is wrong and what is allowed.
+        ConfigError: a value is wrong; names it and what is allowed.
     """
     positive = (
         "dp pp tp virtual_stages layers d_model heads seq_len steps micro_batches micro_batch_size keep "
@@ -89,7 +89,7 @@ def _check_recomputed(config: TrainConfig) -> None:
 
 
 def _check_replicas(config: TrainConfig) -> None:
-    """Check what replicas share, and how they synchronise."""
+    """Check the settings of replicas: shared state and synchronisation."""
     _check_shard(config)
     if config.experts:
         _check_experts(config)
@@ -232,7 +232,7 @@ def check_policy(config: TrainConfig, policy: Policy) -> None:
     """Check that the policy suits the configuration.
 
     Raises:
-        ConfigError: a block that is computed again would not get what it got before.
+        ConfigError: a block that is computed again would not get the messages that it got before.
     """
     if config.recompute == "none" or config.tp == 1:
         return

@@ -1,4 +1,4 @@
-"""The trainer's configuration: one dataclass. :mod:`hybridcomp.train.reading` reads it, from TOML and flags."""
+"""Define the trainer's configuration: one dataclass. :mod:`hybridcomp.train.reading` reads it, from TOML and flags."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 AXES = ("pp", "dp", "tp")
-"""The mesh's axes, slowest first in rank order."""
+"""Axes of the mesh, slowest first in rank order."""
 
 EMBEDDING = "embedding"
-"""The name of the shared embedding's section of a policy, and of its traffic; it is no axis: see :mod:`.embedding`."""
+"""Name of the shared embedding's section of a policy, and of its traffic; it is no axis: see :mod:`.embedding`."""
 
 CYCLIC = ("cdp-v1", "cdp-v2")
 """Schedules of cyclic data parallelism."""
@@ -45,9 +45,9 @@ class TrainConfig:
     """Layers of each stage, in order, for stages of unequal ranks: as many numbers as stages, which add up to
     layers. By default all stages have as many."""
     backend: Literal["hybridcomp", "gloo"] = "hybridcomp"
-    """What carries the traffic. gloo is for comparison: only data-parallel gradients are compressed on it."""
+    """Transport of the traffic. gloo is for comparison: only data-parallel gradients are compressed on it."""
     policy: str | None = None
-    """What to compress: a preset (none, exact, naive, mzhybrid, zhybrid, hybrid, lowrank, sparse), auto, a TOML file,
+    """Compression policy: a preset (none, exact, naive, mzhybrid, zhybrid, hybrid, lowrank, sparse), auto, a TOML file,
     or a codec for all (int8:block=128). By default auto where hybridcomp doctor --calibrate has written a profile, and
     hybrid elsewhere."""
     freeze: str | None = None
@@ -56,11 +56,11 @@ class TrainConfig:
     bucket_mb: float = 25.0
     """Largest gradient bucket of data parallelism in MiB; a bucket is reduced while backward goes on."""
     shard: Literal["none", "zero1", "stages"] = "none"
-    """What replicas share instead of each holding it: nothing, the optimizer's moments (ZeRO stage 1), or with the
+    """State that replicas share, not each holding it: nothing, the optimizer's moments (ZeRO stage 1), or with the
     schedules cdp-v1 and cdp-v2 whole stages, handed from replica to replica. See docs/sharding.md."""
 
     sync: str | None = None
-    """How replicas synchronise, in the place of a sum of gradients in each step: rarely, by local_sgd:every=16, or
+    """Synchronisation of replicas, in the place of a sum of gradients in each step: rarely, by local_sgd:every=16, or
     diloco:every=32,fragments=4,delay=2,alpha=0,lr=0.7,momentum=0.9, of which every is needed; rarely, with
     micro-batches by their speed, elastic:every=16; or with neighbours alone, by
     gossip:method=powergossip,rank=1,graph=ring, gossip:method=choco, or event. See docs/sync.md."""
@@ -68,23 +68,23 @@ class TrainConfig:
     sequence_parallel: bool = False
     """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""
     tp_autoencoder: int = 0
-    """Values a token that tp sums in forward, in the place of d_model: codes of a linear autoencoder that is learned
-    with the model. 0: none. See docs/techniques.md."""
+    """Values for each token that tp sums in forward, in the place of d_model: codes of a linear autoencoder that is
+    learned with the model. 0: none. See docs/techniques.md."""
     tp_autoencoder_from: int = 0
-    """The first block that has an autoencoder: earlier ones bear it less."""
+    """First block that has an autoencoder: earlier ones bear it less."""
     pp_neurons: float = 0.0
-    """Share of the residual stream's values that a stage sends on, the largest; the others are zero, and gradients are
-    of those alone. 0: all are sent. See docs/techniques.md."""
+    """Share of the residual stream's values that a stage sends on, the largest; the others are zero, and get no
+    gradient. 0: all are sent. See docs/techniques.md."""
     pp_neurons_refresh: int = 1000
     """Steps after which the least magnitude that is sent on is found anew; earlier where it no longer gives
     pp_neurons."""
     pp_neurons_after: tuple[int, ...] | None = None
-    """Layers after which only those values go on, in ascending order; by default the last ones of the stages. They are
-    the same model on any number of ranks."""
+    """Layers after which only the pp_neurons largest values go on, in ascending order; by default the last ones of the
+    stages. They are the same model on any number of ranks."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """What forward and backward compute in, and send: fp32, or bf16 by autocast. Weights stay in fp32."""
+    """Dtype in which forward and backward compute, and send: fp32, or bf16 by autocast. Weights stay in fp32."""
     recompute: Literal["none", "blocks"] = "none"
-    """What backward computes again, so that its activations need not be kept: none, or the blocks."""
+    """Layers that backward computes again, so that their activations need not be kept: none, or the blocks."""
     recompute_blocks: int | None = None
     """Blocks of each stage that are computed again, its first ones, with recompute blocks; by default all."""
 
@@ -104,12 +104,12 @@ class TrainConfig:
     expert_every: int = 2
     """Every so-many-th block has a mixture in the place of its MLP. At most layers."""
     capacity_factor: float = 1.25
-    """What an expert takes of a micro-batch's tokens, as a multiple of its even share."""
+    """Capacity of an expert for a micro-batch's tokens, as a multiple of its even share."""
     balance_loss: float = 0.01
-    """Weight of the loss that has mixtures use their experts evenly; 0: none."""
+    """Weight of the loss that makes mixtures use their experts evenly; 0: none."""
 
     tie_embeddings: bool = False
-    """The head's weight is the embedding of the tokens; a pipeline's first and last stage hold a copy each."""
+    """Use the embedding of the tokens as the head's weight; a pipeline's first and last stage hold a copy each."""
 
     data: str | None = None
     """UTF-8 text file, a folder of them, a .bin file of uint16 tokens, or a folder with train.bin and
@@ -149,8 +149,8 @@ class TrainConfig:
     clip: float = 1.0
     """Largest global norm of the gradient over all axes; 0 does not clip."""
     stream_rank: int | None = None
-    """Columns of the factors that linear layers stream their gradients into: these are not formed, and SGD takes
-    AdamW's place there. By default no gradient is streamed. See docs/streaming.md."""
+    """Columns of the factors that linear layers stream their gradients into; the gradients are not formed, and SGD
+    takes AdamW's place there. By default no gradient is streamed. See docs/streaming.md."""
     stream_lr: float = 0.5
     """Peak learning rate of streamed weights, which then follows the schedule of lr."""
     seed: int = 1
@@ -185,7 +185,7 @@ class TrainConfig:
         """Return the axes by which traffic is counted.
 
         They are the mesh's axes, and those of experts' tokens and of an embedding that two stages share, where
-        there are such.
+        they exist.
         """
         shared = (EMBEDDING,) if self.tie_embeddings and self.pp > 1 else ()
         return (*AXES, *(("ep",) if self.experts else ()), *shared)

@@ -1,4 +1,4 @@
-"""Batches: a pure function of the corpus, the seed, the step and the replica."""
+"""Make batches: a pure function of the corpus, the seed, the step and the replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.text import Corpus, Tokens, check_range
 
 Batch = npt.NDArray[np.int64]
-"""[sequences, seq_len + 1]: inputs are all columns but the last, targets all but the first."""
+"""Tokens [sequences, seq_len + 1]: inputs are all columns but the last, targets all but the first."""
 
 
 class Batches:
@@ -45,9 +45,9 @@ class Batches:
         """Return the batch of 0-based ``step`` for a replica: micro_batches * micro_batch_size random windows.
 
         Args:
-            step: from 0.
-            replica: from 0.
-            shares: micro-batches of each replica, as many together as the configuration says; None: its own of each.
+            step: step from 0.
+            replica: number of the replica, from 0.
+            shares: micro-batches of each replica, with the configuration's sum; None: the configured number for each.
         """
         config = self._config
         each = [config.micro_batches] * config.dp if shares is None else shares

@@ -62,11 +62,11 @@ def sample(
     """Draw tokens one after another, without end.
 
     Args:
-        model: whole.
-        context: int64 [tokens], at least one; of a longer one the model sees the end.
-        temperature: what logits are divided by; 0 takes the likeliest token.
-        top_k: only the likeliest so many are drawn from; 0: from all.
-        generator: of the draws.
+        model: whole model.
+        context: int64 [tokens], at least one; of a longer context the model sees the end.
+        temperature: divisor of the logits; 0 takes the likeliest token.
+        top_k: number of likeliest tokens to draw from; 0: all.
+        generator: random generator of the draws.
     """
     window = context[-model.shape.seq_len :]
     while True:
@@ -83,13 +83,13 @@ def sample(
 
 
 class Vocabulary:
-    """A vocabulary: text to tokens and back, by bytes or a Hugging Face tokenizer."""
+    """Vocabulary: text to tokens and back, by bytes or a Hugging Face tokenizer."""
 
     def __init__(self, tokenizer: str | None) -> None:
         """Load the tokenizer.
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: the tokenizer cannot be read.
         """
         self._tokenizer: Any = None
         if tokenizer is not None:
@@ -115,7 +115,7 @@ class Vocabulary:
         for token in tokens:
             seen.append(token)
             text = self._tokenizer.decode(seen)
-            if not text.endswith("�"):  # of a character whose other bytes are in the next token
+            if not text.endswith("�"):  # the character's other bytes are in the next token
                 yield text[len(told) :]
                 told = text
 

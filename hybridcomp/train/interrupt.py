@@ -8,17 +8,17 @@ import time
 
 SIGNAL = signal.SIGUSR1
 INTERRUPTED = 75
-"""Exit code of a run that stopped because it was asked to, with a checkpoint: EX_TEMPFAIL of sysexits.h."""
+"""Exit code of a run that was asked to stop, and wrote a checkpoint: EX_TEMPFAIL of sysexits.h."""
 
 _OTHERS_LEAVE_SECONDS = 2.0
 
 
 class StopRequest:
-    """A request to stop: it listens to the signal, from when it is made to the end of the process.
+    """Request to stop: it listens to the signal from its making to the end of the process.
 
-    One a process, in its main thread.
+    There is one in a process, in its main thread.
 
-    Made before MPI and torch are loaded, which takes seconds: until then the signal ends the process.
+    It is made before MPI and torch are loaded, which takes seconds: until then the signal ends the process.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class StopRequest:
         signal.signal(SIGNAL, self._hear)
 
     def stop_requested(self) -> bool:
-        """Tell whether the signal has come to this rank; others may have got it earlier, or not yet."""
+        """Tell whether the signal has come to this rank; other ranks may have got it earlier, or not yet."""
         return self._heard
 
     def exit_code(self, rank: int) -> int:
-        """Return this rank's exit code of a run that has stopped: :data:`INTERRUPTED` on rank 0, which ends last.
+        """Return this rank's exit code for a run that has stopped: :data:`INTERRUPTED` on rank 0, which ends last.
 
-        A launcher ends the ranks that are left when one fails, and would report that instead: the others exit with 0.
+        A launcher ends the remaining ranks when one fails, and would report that instead: the others exit with 0.
         """
         self._finalizes = True
         if rank:
@@ -48,7 +48,7 @@ class StopRequest:
 
     def _end(self) -> None:
         """Finalize MPI after the exit functions that others have registered later, which may use MPI."""
-        # Python takes its handlers back at its end, and the signal would kill; what is ignored stays so.
+        # Python restores its handlers at its end, and the signal would kill; an ignored signal stays ignored.
         signal.signal(SIGNAL, signal.SIG_IGN)
         if self._finalizes:
             from mpi4py import MPI  # noqa: PLC0415  (loaded by now)

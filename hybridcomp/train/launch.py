@@ -1,4 +1,4 @@
-"""Start ranks: become several, and agree before they start."""
+"""Start the ranks: replace this process by mpiexec, and let the ranks agree before they train."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def exec_under_mpiexec(ranks: int, threads: int, arguments: Sequence[str]) -> No
 
 
 def check_rank_count(ranks: int, comm: MPI.Comm) -> None:
-    """Check that the mesh fits the ranks that there are.
+    """Check that the mesh fits the number of ranks.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the numbers differ.
     """
     if comm.size == ranks:
         return

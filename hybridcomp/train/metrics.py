@@ -1,4 +1,4 @@
-"""A run's metrics as JSON lines, and its traffic per axis."""
+"""Write a run's metrics as JSON lines, and count its traffic per axis."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import hybridcomp.torch as hct
 
 
 class MetricsFile:
-    """``metrics.jsonl``; one object per line, written out at once.
+    """File ``metrics.jsonl``; one object per line, written out at once.
 
     Args:
-        path: the file.
+        path: path of the file.
         resumed_at: step that the run goes on from: lines of later steps are dropped. None starts the file
-        anew.
+            anew.
     """
 
     def __init__(self, path: Path, resumed_at: int | None) -> None:
@@ -46,14 +46,14 @@ def _until(path: Path, step: int) -> str:
         try:
             entry = json.loads(line)
         except ValueError:
-            continue  # a line that a killed run left half written
+            continue  # a killed run left the line half written
         if entry["kind"] != "summary" and entry.get("step", 0) <= step:
             kept.append(line + "\n")
     return "".join(kept)
 
 
 def local_traffic(axes: Sequence[str]) -> Tensor:
-    """Return this rank's bytes so far, int64 [2, axes]: sent on the wire, and what that would be uncompressed."""
+    """Return this rank's bytes so far, int64 [2, axes]: sent on the wire, and uncompressed."""
     counters = torch.zeros(2, len(axes), dtype=torch.int64)
     for row in hct.stats():
         if row.axis in axes:
@@ -64,7 +64,7 @@ def local_traffic(axes: Sequence[str]) -> Tensor:
 
 
 def per_axis(counters: Tensor, axes: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return counters [2, axes] as the fields that the metrics have."""
+    """Return counters [2, axes] in the form of the metrics' fields."""
     wire, plain = counters.tolist()
     return {
         "wire_bytes": {axis: int(n) for axis, n in zip(axes, wire, strict=True)},
@@ -73,13 +73,13 @@ def per_axis(counters: Tensor, axes: Sequence[str]) -> dict[str, dict[str, int]]
 
 
 class Traffic:
-    """The bytes of this rank in training, without those of rehearsal, evaluation and checkpoints.
+    """Bytes of this rank in training, without those of rehearsal, evaluation and checkpoints.
 
     Args:
-        axes: that are counted.
+        axes: axes that are counted.
 
     Attributes:
-        earlier: int64 [2, axes], of the run that this one goes on from.
+        earlier: int64 [2, axes], bytes of the run that this one goes on from.
     """
 
     def __init__(self, axes: Sequence[str]) -> None:
@@ -93,7 +93,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Exclude what is sent inside."""
+        """Exclude the messages sent inside."""
         before = local_traffic(self._axes)
         yield
         self._aside += local_traffic(self._axes) - before

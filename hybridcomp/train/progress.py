@@ -29,7 +29,7 @@ class Progress:
     """Progress of a run, printed to standard output; a context manager.
 
     Args:
-        steps: of the whole run.
+        steps: number of steps of the whole run.
         every: steps between lines where there is no terminal.
     """
 
@@ -70,7 +70,7 @@ class Progress:
     def stepped(
         self, step: int, loss: float, tokens_per_s: float, wire: Mapping[str, int], more: str = ""
     ) -> None:
-        """Show a step; ``wire`` is bytes per axis so far, ``more`` what else there is to say."""
+        """Show a step; ``wire`` is bytes per axis so far, ``more`` further text."""
         line = self._line(step, loss, tokens_per_s, wire) + (more and f"  {more}")
         if self._live is None:
             if step % self._every == 0 or step == self._steps:

@@ -30,7 +30,7 @@ def read_text(path: str) -> str:
     """Read a configuration file.
 
     Raises:
-        ConfigError: it cannot be read, or is not UTF-8.
+        ConfigError: the file cannot be read, or is not UTF-8.
     """
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -44,13 +44,13 @@ def parse_toml(text: str, path: str) -> dict[str, Any]:
     """Parse a file's text.
 
     Raises:
-        ConfigError: it is no TOML; names the file and the line.
+        ConfigError: the text is no TOML; names the file and the line.
     """
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise ConfigError(f"{path}: its values are nested too deep") from None
-    except ValueError as error:  # of an integer of thousands of digits, too
+    except ValueError as error:  # also for an integer of thousands of digits
         raise ConfigError(f"{path}: {_with_line(str(error), text)}") from error
 
 
@@ -58,12 +58,12 @@ def fields_of(document: Mapping[str, Any], path: str, text: str) -> dict[str, An
     """Check the names and types of a table's fields.
 
     Args:
-        document: the table.
-        path: of the file, for messages.
-        text: of the file, to name the line.
+        document: table of fields.
+        path: path of the file, for messages.
+        text: text of the file, to name the line.
 
     Returns:
-        The fields, integers turned to floats where those are due.
+        The fields, with integers turned into floats where floats are due.
 
     Raises:
         ConfigError: a key is unknown or of a wrong type; names file, line and key.
@@ -150,7 +150,7 @@ def parse(arguments: Sequence[str], *, prog: str = "hybridcomp train") -> TrainC
     """Make the configuration from command-line arguments: defaults, then ``--config``'s file, then the flags.
 
     Raises:
-        ConfigError: a wrong value, on the command line or in the file.
+        ConfigError: a value is wrong, on the command line or in the file.
         SystemExit: a flag that does not exist or does not parse (2, with a message), or ``--help`` (0).
     """
     import tyro  # noqa: PLC0415  (an extra; and --help of the other commands should not wait for it)

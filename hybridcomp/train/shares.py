@@ -14,12 +14,12 @@ def divide(total: int, speeds: Sequence[float], least: int) -> Shares:
     """Divide micro-batches so that the last replica to end its own ends as early as it can.
 
     Args:
-        total: micro-batches of a step; at least ``least`` for each replica.
+        total: number of micro-batches of a step; at least ``least`` for each replica.
         speeds: micro-batches per second of each replica, above 0.
-        least: the fewest of a replica.
+        least: fewest micro-batches of a replica.
 
     Returns:
-        Those of each replica. Where two would end the next one at the same time, the first has it.
+        The micro-batches of each replica. Where two would end the next one at the same time, the first has it.
     """
     shares = [least] * len(speeds)
     for _ in range(total - sum(shares)):
@@ -29,12 +29,12 @@ def divide(total: int, speeds: Sequence[float], least: int) -> Shares:
 
 
 def decide(shares: Shares, speeds: Sequence[float], least: int, gain: float) -> Shares:
-    """Return the shares to have from now on: others only where they save that part of a step's time.
+    """Return the shares to have from now on: others only where they save ``gain`` of a step's time.
 
     Args:
-        shares: those of now.
+        shares: present shares.
         speeds, least: see :func:`divide`.
-        gain: of the time that the slowest replica takes with the shares of now.
+        gain: part of the time that the slowest replica takes with the present shares.
     """
     better = divide(sum(shares), speeds, least)
 
@@ -48,7 +48,7 @@ def parse_shares(text: str) -> Shares:
     """Parse ``6-4-3-3``.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is something else.
     """
     try:
         return tuple(int(part) for part in text.split("-"))
@@ -57,15 +57,15 @@ def parse_shares(text: str) -> Shares:
 
 
 def check_shares(shares: Shares, replicas: int, micro_batches: int) -> None:
-    """Check shares of a run.
+    """Check the shares of a run.
 
     Args:
-        shares: of each replica.
-        replicas: how many there are.
-        micro_batches: of a replica, where all have the same.
+        shares: micro-batches of each replica.
+        replicas: number of replicas.
+        micro_batches: micro-batches of a replica, where all have the same number.
 
     Raises:
-        ValueError: they are not of so many replicas, one has none, or they are not as many together.
+        ValueError: there are not so many replicas, one has no micro-batch, or the sum is another.
     """
     if len(shares) != replicas or min(shares) < 1 or sum(shares) != replicas * micro_batches:
         raise ValueError(

@@ -32,15 +32,15 @@ _EXTRAS = ("torch", "tyro", "rich")
 
 @dataclass(frozen=True)
 class Job:
-    """A run that can start.
+    """Run that can start.
 
     Attributes:
-        config: as given, ``out`` filled in.
-        policy: what ``config.policy`` names.
-        corpus: the text.
-        batches: its batches.
-        identity: what a checkpoint of this run must match.
-        checkpoint: to go on from, or None.
+        config: configuration as given, ``out`` filled in.
+        policy: policy that ``config.policy`` names.
+        corpus: text to train on.
+        batches: batches of the text.
+        identity: settings that a checkpoint of this run must match.
+        checkpoint: checkpoint to go on from, or None.
     """
 
     config: TrainConfig
@@ -55,8 +55,8 @@ def read_policy(config: TrainConfig) -> Policy:
     """Load the policy and check that it speaks of axes that the mesh has, and suits the configuration.
 
     Raises:
-        PolicyError: names the file, line and key.
-        ConfigError: it does not suit, or the schedule has nothing of the kind.
+        PolicyError: the policy is wrong; names the file, line and key.
+        ConfigError: the policy does not suit the configuration, or needs what the schedule does not have.
     """
     policy = with_sparse_sends(_named_policy(config), config)
     policy.require_axes(config.axes)
@@ -67,7 +67,7 @@ def read_policy(config: TrainConfig) -> Policy:
 
 def _named_policy(config: TrainConfig) -> Policy:
     if config.policy is None:
-        # Cyclic schedules have exchanges of their own, which auto does not measure; rare ones it cannot learn from.
+        # Cyclic schedules have exchanges of their own, which auto does not measure; from rare ones it cannot learn.
         measured = config.schedule not in CYCLIC and config.sync is None
         policy = default_policy() if measured else load_policy("hybrid")
     else:
@@ -85,10 +85,10 @@ def _named_policy(config: TrainConfig) -> Policy:
 
 
 def prepare(arguments: Sequence[str]) -> Job:
-    """Read configuration, policy, text and checkpoint, of whose files the sizes are compared, not the contents.
+    """Read configuration, policy, text and checkpoint; compare the sizes of the checkpoint's files, not their contents.
 
     Raises:
-        HybridcompError: what is wrong, in one sentence.
+        HybridcompError: an input is wrong; in one sentence.
         SystemExit: the command line does not parse, or asks for help.
     """
     for module in _EXTRAS:
@@ -127,7 +127,7 @@ def with_run_directory(job: Job, out: str) -> Job:
 
 
 def with_whole_checkpoint(job: Job) -> Job:
-    """Return the job with a checkpoint of which the contents are whole, too; one rank reads all of it.
+    """Return the job with a checkpoint whose contents are whole, too; one rank reads all of it.
 
     Raises:
         ConfigError: there is none, or it does not fit.
@@ -173,7 +173,7 @@ def check_agreement(texts: Sequence[str]) -> None:
     """Compare the :func:`agreed_text` of all ranks.
 
     Raises:
-        MismatchError: names the first value that differs, and both sides.
+        MismatchError: a setting differs; names the first such value, and both sides.
     """
     first = json.loads(texts[0])
     for rank, text in enumerate(texts):

@@ -1,4 +1,4 @@
-"""Read how replicas synchronise, and check what it needs of a configuration. Imports no torch."""
+"""Read the method by which replicas synchronise, and check its needs of a configuration. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hybridcomp.train.shares import check_shares, parse_shares, read_shares
 
 @dataclass(frozen=True, kw_only=True)
 class Sync:
-    """A method by which replicas synchronise.
+    """Method by which replicas synchronise.
 
     Attributes:
-        method: of :data:`METHODS`.
+        method: one of :data:`METHODS`.
         every: steps from one synchronisation of a parameter to its next.
     """
 
@@ -33,10 +33,10 @@ class DiLoCo(Sync):
     """DiLoCo and its streaming form: :class:`hybridcomp.torch.DiLoCo`.
 
     Attributes:
-        fragments: parts of each rank's parameters, whose outer steps take turns.
+        fragments: number of parts of each rank's parameters, whose outer steps take turns.
         delay: steps that go on while a part is averaged.
-        alpha: the share of its own values that a replica keeps in an outer step.
-        lr, momentum: of the outer optimizer.
+        alpha: share of its own values that a replica keeps in an outer step.
+        lr, momentum: settings of the outer optimizer.
     """
 
     method = "diloco"
@@ -51,7 +51,7 @@ class DiLoCo(Sync):
 class LocalSGD(DiLoCo):
     """Local SGD, :class:`hybridcomp.torch.LocalSGD`: an outer step gives the mean of the parameters.
 
-    That is the last mean less the mean of the differences to it.
+    It is the last mean less the mean of the differences to it.
     """
 
     method = "local_sgd"
@@ -64,14 +64,14 @@ class LocalSGD(DiLoCo):
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic(DiLoCo):
-    """Adaptive elastic SGD: replicas have as many micro-batches of a step as they are fast, :mod:`.optimizer.elastic`.
+    """Adaptive elastic SGD: each replica has micro-batches of a step by its speed, :mod:`.optimizer.elastic`.
 
     Attributes:
-        lr, momentum: of the outer optimizer; with 1 and 0 an outer step gives the weighted mean of the parameters.
-        least: the fewest micro-batches of a replica.
-        gain: the least part of a step that other shares must save before they are taken.
+        lr, momentum: settings of the outer optimizer; with 1 and 0 an outer step gives the parameters' weighted mean.
+        least: fewest micro-batches of a replica.
+        gain: smallest part of a step that other shares must save before they are taken.
         shares: micro-batches of each replica, ``6-4-3-3``, for the whole run; empty: decided by measured times.
-        frozen: metrics of an earlier run, whose shares are repeated; empty: none.
+        frozen: path of an earlier run's metrics, whose shares are repeated; empty: none.
     """
 
     method = "elastic"
@@ -88,14 +88,14 @@ class Elastic(DiLoCo):
 
 @dataclass(frozen=True, kw_only=True)
 class Gossip(Sync):
-    """Parameters are mixed with those of neighbours in a graph of the replicas, :mod:`hybridcomp.train.gossip`.
+    """Mixing of parameters with neighbours' in a graph of the replicas, :mod:`hybridcomp.train.gossip`.
 
     Attributes:
-        rule: key ``method``: ``plain``, ``powergossip`` or ``choco``.
-        rank: of PowerGossip's approximations.
-        codec: spec of Choco's.
-        gamma: Choco's factor of what neighbours are known to differ by.
-        graph: of the replicas: see :func:`hybridcomp.train.gossip.graph.make_graph`.
+        rule: value of the key ``method``: ``plain``, ``powergossip`` or ``choco``.
+        rank: rank of PowerGossip's approximations.
+        codec: spec of Choco's codec.
+        gamma: Choco's factor on the known differences to neighbours.
+        graph: graph of the replicas: see :func:`hybridcomp.train.gossip.graph.make_graph`.
     """
 
     method = "gossip"
@@ -103,22 +103,22 @@ class Gossip(Sync):
     rule: str = "plain"
     rank: int = 1
     codec: str = "topk:ratio=0.01"
-    gamma: float = 0.0375  # what Vogels et al. (arXiv 2008.01425) tuned for the 1 % of largest magnitude
+    gamma: float = 0.0375  # as Vogels et al. (arXiv 2008.01425) tuned it for the 1 % of largest magnitude
     graph: str = "ring"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event(Sync):
-    """Gossip of those tensors alone that have changed by enough, :mod:`hybridcomp.train.gossip.event`.
+    """Gossip of only those tensors that have changed by enough, :mod:`hybridcomp.train.gossip.event`.
 
     Attributes:
         horizon: factor of a tensor's threshold in each step.
-        warmup: steps in which all tensors are sent.
-        reach: how many steps' change a tensor is sent after.
-        stale: ``mix``: with what was heard of before, too; ``skip``: with what is new; ``pair``: with what is new, or
-            where this replica's own is.
-        graph: as of :class:`Gossip`.
-        reads: ``ordered``: of what neighbours have put up to the same step; ``free``: of what is there.
+        warmup: number of steps in which all tensors are sent.
+        reach: number of steps' change after which a tensor is sent.
+        stale: ``mix``: mix with tensors received earlier, too; ``skip``: with new ones; ``pair``: with new ones, or
+            where this replica's own is new.
+        graph: graph of the replicas, as in :class:`Gossip`.
+        reads: ``ordered``: read the neighbours' puts up to the same step; ``free``: read the puts that have arrived.
     """
 
     method = "event"
@@ -142,12 +142,12 @@ OF_RULE: dict[str, frozenset[str]] = {
 """Rules of gossip, each with the keys that are its own."""
 
 READS = ("ordered", "free")
-"""When replicas read what neighbours have put into their memory."""
+"""Moments at which replicas read the tensors that neighbours have put into their memory."""
 
 STALE = ("mix", "skip", "pair")
-"""What replicas do with what they have heard of before."""
+"""Uses of tensors that replicas have received before."""
 
-_FIELDS = {"method": "rule"}  # keys that are called otherwise here
+_FIELDS = {"method": "rule"}  # keys with another name here
 _LISTS = ("codec", "graph", "frozen")  # keys whose values may have commas
 
 
@@ -155,7 +155,7 @@ def parse_sync(text: str) -> Sync:
     """Parse ``local_sgd:every=16``, ``diloco:every=32,fragments=4`` or ``gossip:method=choco,graph=0-1,1-2``.
 
     Raises:
-        ConfigError: says what is wrong, and what is allowed.
+        ConfigError: the text is wrong; says what is allowed.
     """
     method, _, options = text.partition(":")
     if method not in METHODS:
@@ -244,10 +244,10 @@ def _check_gossip(text: str, sync: Gossip, given: Mapping[str, str]) -> None:
 
 
 def check_sync(text: str, config: TrainConfig) -> None:
-    """Check a sync, and that the rest of a configuration goes with it.
+    """Check a sync, and that the rest of a configuration suits it.
 
     Raises:
-        ConfigError: names what does not, and what is allowed.
+        ConfigError: a setting does not suit it; names the setting, and what is allowed.
     """
     sync = parse_sync(text)
     blocks = min(config.cut)

@@ -1,6 +1,6 @@
-"""Check what a policy's techniques need of a configuration: see docs/techniques.md.
+"""Check the needs of a policy's techniques on a configuration: see docs/techniques.md.
 
-Imports no torch: ranks do not exist yet.
+The module imports no torch: ranks do not exist yet.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hybridcomp.train.config import TrainConfig
 _OPS = {
     "pp": "send",
     "tp": "all_reduce",
-}  # by axis, what carries activations forward and their gradients backward
+}  # operation, by axis, that carries activations forward and their gradients backward
 
 NONZERO = "threshold:abs=5e-324"
-"""The codec of all values but zeros, as they are."""
+"""Codec of all values but zeros, unchanged."""
 
 
 def with_sparse_sends(policy: Policy, config: TrainConfig) -> Policy:
-    """Return a run's policy, with :data:`NONZERO` for what stages send, where only a share of the values goes on.
+    """Return a run's policy, with :data:`NONZERO` for stages' sends, where only a share of the values goes on.
 
-    A policy that is asked for and names a codec for pp keeps it.
+    A policy that the user names keeps its codec for pp, if it has one.
     """
     if not config.pp_neurons or config.pp == 1 or (config.policy is not None and _names_sends(policy)):
         return policy
@@ -46,7 +46,7 @@ def _names_sends(policy: Policy) -> bool:
 
 
 def check_techniques(policy: Policy, config: TrainConfig) -> None:
-    """Check that the schedule has what the policy speaks of.
+    """Check that the schedule has the parts of which the policy speaks.
 
     Raises:
         ConfigError: ``only = "cool-down"`` with a schedule whose pipeline stays full.
@@ -62,9 +62,9 @@ def check_techniques(policy: Policy, config: TrainConfig) -> None:
 def concerns(policy: Policy, config: TrainConfig) -> list[str]:
     """List warnings about a run's policy.
 
-    They are of what has momentum twice, of zeros that are sent, and of gradients of activations that are too coarse.
-    These need the finer codec of the two (arXiv:2401.07788), unless error feedback makes up for it: which sends of a
-    pipeline have, and sums over tp, whose messages have no names, have not.
+    They concern momentum that is applied twice, zeros that are sent, and gradients of activations that are too coarse.
+    These gradients need the finer codec of the two (arXiv:2401.07788), unless error feedback makes up for it: sends of
+    a pipeline have it, sums over tp, whose messages have no names, have not.
     """
     return [*_momentum_twice(policy, config), *_zeros(policy, config), *_coarse(policy, config)]
 
@@ -124,6 +124,6 @@ def _coarse(policy: Policy, config: TrainConfig) -> list[str]:
 
 
 def _bits(codec: Codec, shape: tuple[int, int]) -> float:
-    """Return the bits per value that a codec makes of noise of that shape."""
+    """Return the bits per value that a codec makes of noise of a shape."""
     noise = np.random.default_rng(0).standard_normal(shape, np.float32)
     return float(8 * codec.encode(noise).size / noise.size)

@@ -21,19 +21,19 @@ _BYTE_VOCABULARY = 256
 _BIN_VOCABULARY = 50304  # GPT-2's 50257, rounded up as nanoGPT does
 _NOT_SOURCES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _PIECE = 1 << 20  # characters handed to a tokenizer at once
-_PIECES_CHECKED = 1024  # at most twice as many, of a MiB or two each: a second or two
+_PIECES_CHECKED = 1024  # pieces checked: at most twice as many, of a MiB or two each: a second or two
 _CHECKED_AT_ONCE = 1 << 26  # tokens, 128 MiB
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as tokens, in two parts.
+    """Text as tokens, in two parts.
 
     Attributes:
         train: 1-D unsigned integers; may be a memory map.
-        held_out: the same, for evaluation.
-        vocab_size: tokens are below it.
-        source: what was read, for people.
+        held_out: tokens for evaluation, like ``train``.
+        vocab_size: size of the vocabulary; tokens are below it.
+        source: description of the source, for people.
     """
 
     train: Tokens
@@ -67,11 +67,11 @@ def load_corpus(
     Args:
         data: a file, a folder, or None for the standard library's sources.
         tokenizer: path of a Hugging Face ``tokenizer.json``, or None for bytes.
-        val_fraction: share held out, taken from the end; a folder with train.bin and val.bin says it itself.
-        vocab_size: overrides the vocabulary's size.
+        val_fraction: share held out, taken from the end; a folder with train.bin and val.bin has its own split.
+        vocab_size: size in the place of the vocabulary's own.
 
     Raises:
-        ConfigError: a missing or unreadable file, no UTF-8 text, or a vocabulary that is too small.
+        ConfigError: a file is missing or unreadable, is no UTF-8 text, or the vocabulary is too small.
     """
     root = Path(data) if data is not None else None
     if root is not None and not root.exists():
@@ -117,7 +117,7 @@ def check_range(tokens: Tokens, vocab_size: int, source: str) -> None:
     """Check that no token lies outside the vocabulary.
 
     Raises:
-        ConfigError: one does.
+        ConfigError: a token does.
     """
     largest = int(tokens.max())
     if largest >= vocab_size:
@@ -156,7 +156,7 @@ def _files_below(root: Path, without: Set[str] = frozenset()) -> list[Path]:
 
     Args:
         root: folder to look in.
-        without: names of folders that are not looked into: tens of thousands of files may be there.
+        without: names of folders to skip: tens of thousands of files may be there.
     """
     found: list[Path] = []
     for folder, folders, files in os.walk(root):
@@ -182,7 +182,7 @@ def read_tokenizer(path: str) -> Any:
     """Read a Hugging Face tokenizer.
 
     Raises:
-        ConfigError: it does not exist, or is none.
+        ConfigError: the file does not exist, or holds no tokenizer.
     """
     if not Path(path).is_file():
         raise ConfigError(f"tokenizer {path} does not exist")

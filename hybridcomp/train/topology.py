@@ -13,12 +13,12 @@ from hybridcomp.train.config import AXES
 
 @dataclass(frozen=True)
 class Topology:
-    """The mesh and this rank's place in it. Ranks count tp fastest, then dp, then pp.
+    """Mesh, and this rank's place in it. Ranks count tp fastest, then dp, then pp.
 
     Attributes:
         mesh: device mesh with the dimensions ``pp``, ``dp``, ``tp``.
         pp: index of this rank's pipeline stage.
-        dp: index of its replica.
+        dp: index of this rank's replica.
         tp: index of its tensor-parallel part.
     """
 
@@ -34,7 +34,7 @@ class Topology:
 
     @property
     def rank(self) -> int:
-        """Return the rank in the world."""
+        """Return this rank's number in the world."""
         return int(dist.get_rank())
 
     @property

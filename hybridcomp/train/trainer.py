@@ -1,4 +1,4 @@
-"""The training loop of one rank."""
+"""Run the training loop of one rank."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from hybridcomp.train.start import Job
 from hybridcomp.train.techniques import concerns
 from hybridcomp.train.topology import Topology, make_topology
 
-_GRADIENTS = "gradient_bytes"  # of the summary: each rank's peak
+_GRADIENTS = "gradient_bytes"  # key in the summary: each rank's peak
 _SETTLING_STEPS = 3  # not counted in the summary's speed: allocations, caches, first connections
 
 
 @contextlib.contextmanager
 def process_group(job: Job) -> Iterator[Topology]:
-    """Initialise torch.distributed and the mesh as the job says; ends it again. Collective."""
+    """Initialise torch.distributed and the mesh as the job says; end them again. Collective."""
     config = job.config
     torch.set_num_threads(config.threads)
     if config.backend == "hybridcomp":
@@ -49,8 +49,8 @@ def run(job: Job, stop_requested: Callable[[], bool]) -> bool:
     """Train; collective over all ranks.
 
     Args:
-        job: what to train.
-        stop_requested: tells whether this rank has been asked to stop, which all ranks then do together.
+        job: job to train.
+        stop_requested: function that tells whether this rank has been asked to stop, which all ranks then do together.
 
     Returns:
         Whether the last step is done; else there is a checkpoint to go on from. The same on all ranks.
@@ -64,9 +64,9 @@ class Trainer:
     """One rank's part of a run.
 
     Args:
-        job: what to train.
-        topology: where this rank stands.
-        stop_requested: tells whether this rank has been asked to stop.
+        job: job to train.
+        topology: mesh, with this rank's place in it.
+        stop_requested: function that tells whether this rank has been asked to stop.
     """
 
     def __init__(self, job: Job, topology: Topology, stop_requested: Callable[[], bool]) -> None:
@@ -83,7 +83,7 @@ class Trainer:
         self._step = 0
         self._elapsed = [0.0]  # seconds of training after each step since the first of this process
         self._val_loss = math.nan
-        self._decided = 0  # decisions of this process that the metrics have
+        self._decided = 0  # decisions of this process that are in the metrics
         if job.checkpoint is not None:
             self._step, self._elapsed = job.checkpoint.step, [job.checkpoint.elapsed]
             for _ in range(self._step):
@@ -102,7 +102,7 @@ class Trainer:
         self._metrics: MetricsFile | None = None
 
     def run_visibly(self) -> bool:
-        """Run as :meth:`run` does, and write and show what happens: on rank 0."""
+        """Run as :meth:`run` does; on rank 0, write metrics and show progress."""
         values = {k: v for k, v in dataclasses.asdict(self._config).items() if k not in ("config", "resume")}
         resumed = self._job.checkpoint
         try:
@@ -121,9 +121,9 @@ class Trainer:
             return self.run()
 
     def run(self) -> bool:
-        """Train until the last step, or until a rank is asked to stop; returns whether it was the last.
+        """Train until the last step, or until a rank is asked to stop; return whether it was the last.
 
-        With evaluations and checkpoints, of which one follows the step that it stops at. Collective.
+        It evaluates and writes checkpoints, one of them after the step at which it stops. Collective.
         """
         config = self._config
         self._announce()

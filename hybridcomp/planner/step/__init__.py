@@ -1,1 +1,1 @@
-"""Predict the seconds, traffic and memory of a training step: programs of each rank are written and replayed."""
+"""Predict the seconds, traffic and memory of a training step: write a program for each rank, and replay them."""

@@ -22,10 +22,10 @@ class Bucket:
     """Gradients that are summed together.
 
     Attributes:
-        number: in the order in which they are ready.
-        block: whose backward pass completes it; None: the embedding's, the stage's last one.
-        cost: of its sums.
-        coded: compressed sums among them.
+        number: position in the order in which buckets are ready.
+        block: block whose backward pass completes it; None: the embedding's, the stage's last one.
+        cost: cost of its sums.
+        coded: number of compressed sums among them.
     """
 
     number: int
@@ -44,11 +44,11 @@ def buckets(
     """Return the buckets of a stage.
 
     Args:
-        stage: whose gradients.
-        config: the size of a bucket.
-        policy: names their codecs.
-        hosts: that the replicas are on.
-        cost: of a sum of so many bytes by a codec and a form of error feedback.
+        stage: stage that has the gradients.
+        config: configuration with the size of a bucket.
+        policy: policy that names the codecs.
+        hosts: number of hosts that the replicas are on.
+        cost: function that returns the cost of a sum of so many bytes by a codec and a form of error feedback.
     """
     from hybridcomp.torch.hook.plan import make_split  # noqa: PLC0415  (imports torch)
 
@@ -56,7 +56,7 @@ def buckets(
     groups: list[list[tuple[str, tuple[int, ...]]]] = [[]]
     size = 0
     # The parts of backward complete gradients from the last layer to the first.
-    shared = EMBEDDING in config.axes  # such a gradient is summed over stages, too
+    shared = EMBEDDING in config.axes  # a shared embedding's gradient is summed over stages, too
     left_out = ("embed.tokens.weight", "head.weight") if shared else ()
     for name, shape in reversed(stage.parameters):
         if name in left_out:
@@ -71,7 +71,7 @@ def buckets(
         last = group[-1][0]
         block = int(last.split(".")[1]) if last.startswith("blocks.") else None
         if block is None and not last.startswith("embed."):
-            block = stage.blocks[-1]  # of norm and head alone: ready when the last block's backward begins
+            block = stage.blocks[-1]  # norm and head alone are ready when the last block's backward begins
         if not policy.codecs("dp", "all_reduce"):
             nbytes = sum(_FP32 * math.prod(shape) for _, shape in group)
             found.append(Bucket(number, block, cost(nbytes, NONE, None), 0))

@@ -11,20 +11,20 @@ from hybridcomp.policy import Policy
 from hybridcomp.train.config import TrainConfig
 
 _FP32 = 4
-_AHEAD = 3  # steps in which a schedule that does not empty the pipeline has filled it
+_AHEAD = 3  # steps after which a schedule that does not empty the pipeline has filled it
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The bytes of a rank by what they are for.
+    """Bytes of a rank's memory by purpose.
 
     Attributes:
         parameters: weights, in as many versions as the schedule keeps.
-        gradients: of the weights.
-        moments: the optimizer's.
-        activations: kept for backward passes, when most are.
-        residuals: of error feedback.
-        buffers: of messages on their way, and what one layer's passes need for a moment.
+        gradients: gradients of the weights.
+        moments: moments of the optimizer.
+        activations: activations kept for backward passes, at their maximum.
+        residuals: residuals of error feedback.
+        buffers: messages on their way, and temporary tensors of one layer's passes.
     """
 
     parameters: float
@@ -36,14 +36,14 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """Return the sum."""
+        """Return the sum of all parts."""
         return (
             self.parameters + self.gradients + self.moments + self.activations + self.residuals + self.buffers
         )
 
 
 def memory_of(config: TrainConfig, policy: Policy, stages: Sequence[StageShape]) -> Memory:
-    """Return what the fullest rank holds."""
+    """Return the memory of the fullest rank."""
     return max((_of(config, policy, stages, pp) for pp in range(config.pp)), key=lambda memory: memory.total)
 
 
@@ -57,7 +57,7 @@ def _of(config: TrainConfig, policy: Policy, stages: Sequence[StageShape], pp: i
     )
     message = config.micro_batch_size * config.seq_len * config.d_model * item_bytes(config)
     buffers = 2.0 * message * ((config.pp > 1) + (config.tp > 1))
-    # What a stage keeps of its last blocks is free again when the first ones are computed again.
+    # The activations of a stage's last blocks are free again when the first blocks are computed again.
     if any(len(config.recomputed(stage.index)) == len(stage.blocks) for stage in mine):
         buffers += block_activations(config)
     return Memory(
@@ -71,7 +71,7 @@ def _of(config: TrainConfig, policy: Policy, stages: Sequence[StageShape], pp: i
 
 
 def _moments(config: TrainConfig) -> int:
-    """Return how many values of a weight's size the optimizer keeps."""
+    """Return the number of values of a weight's size that the optimizer keeps."""
     if config.optimizer == "sgd":
         return 1 if config.momentum else 0
     return 2

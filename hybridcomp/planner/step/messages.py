@@ -1,4 +1,4 @@
-"""Describe the messages of a step, as a policy is asked about them, and cost them on a cluster."""
+"""Describe the messages of a step as a policy is asked about them, and compute their costs on a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hybridcomp.planner.step.traffic import Cost
 from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 
-LATE = 1 << 20  # a step after every warm-up
+LATE = 1 << 20  # number of a step after every warm-up
 
 
 def of_layer(

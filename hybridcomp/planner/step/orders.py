@@ -1,6 +1,6 @@
 """Find the order of a step's passes on each rank of a pipeline.
 
-The trainer's own schedules run, with stages that only note what is asked of them.
+The trainer's own schedules run, with stages that only note the calls they get.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any, Literal, NamedTuple
 
 
 class Action(NamedTuple):
-    """One thing that a schedule does.
+    """Action of a schedule.
 
     Attributes:
         kind: a pass; ``settle``: wait for all ranks' reports of the step before, and update; ``report``: tell all
-            ranks about this step's gradients; ``apply``: update without waiting for anybody.
-        step: from 0.
-        stage: of the model, from 0; -1 where it does not matter.
-        micro: the micro-batch, from 0; -1 where it does not matter.
-        last: a backward pass is its stage's last one of the step: replicas sum their gradients.
+            ranks about this step's gradients; ``apply``: update without waiting for any rank.
+        step: step of training, from 0.
+        stage: stage of the model, from 0; -1 where it does not matter.
+        micro: micro-batch, from 0; -1 where it does not matter.
+        last: whether a backward pass is its stage's last one of the step: replicas sum their gradients.
     """
 
     kind: Literal["forward", "backward", "settle", "report", "apply"]
@@ -32,15 +32,15 @@ class Action(NamedTuple):
 def order(
     schedule: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int, steps: int
 ) -> tuple[Action, ...]:
-    """Return what a rank of a pipeline does in its first ``steps`` steps.
+    """Return the actions of a pipeline's rank in its first ``steps`` steps.
 
     Args:
         schedule: gpipe, 1f1b, interleaved, 2bw or local.
-        rank: in the pipeline.
-        ranks: of the pipeline; 1: no pipeline.
-        virtual_stages: of each rank.
-        micro_batches: of a step.
-        steps: how many, of which none is followed by an evaluation.
+        rank: rank in the pipeline.
+        ranks: number of ranks of the pipeline; 1: no pipeline.
+        virtual_stages: stages of each rank.
+        micro_batches: micro-batches of a step.
+        steps: number of steps, of which none is followed by an evaluation.
     """
     if ranks == 1:
         return _loop(micro_batches, steps, 0, ("report", "settle"))
@@ -60,7 +60,7 @@ def order(
 
 
 def _loop(count: int, steps: int, stage: int, ending: tuple[Any, Any]) -> tuple[Action, ...]:
-    """Return the order of a loop over the micro-batches, which Loop and Local are."""
+    """Return the order of a loop over the micro-batches, as Loop and Local run it."""
     actions: list[Action] = []
     for step in range(steps):
         for micro in range(count):
@@ -177,7 +177,7 @@ def _two_bw(rank: int, ranks: int, count: int, steps: int) -> tuple[Action, ...]
 
 
 class _Fake:
-    """An object that has the given attributes, and any method, which does nothing."""
+    """Object that has the given attributes, and any method, which does nothing."""
 
     def __init__(self, **values: Any) -> None:
         self.__dict__.update(values)

@@ -1,4 +1,4 @@
-"""Cost the passes of a micro-batch through a stage, without messages and waiting."""
+"""Compute the cost of a micro-batch's passes through a stage, without messages and waiting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def seconds_of(compute: ComputeProfile, *works: Work) -> float:
 
 
 def block_seconds(config: TrainConfig, compute: ComputeProfile) -> tuple[float, float]:
-    """Return the seconds of a block's forward and backward pass, of which none is a second forward pass."""
+    """Return the seconds of a block's forward and backward pass, without a second forward pass."""
     block = [work for part in shapes.block_parts(config) for work in part]
     return seconds_of(compute, *block), seconds_of(
         compute, *(shapes.backward(work, config) for work in block)

@@ -17,23 +17,23 @@ from hybridcomp.policy import Policy, load_policy
 from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import CYCLIC, TrainConfig
 
-_AHEAD = 4  # steps of schedules that go on into the next one, of which the last ones are as all others
+_AHEAD = 4  # steps of schedules that go on into the next one; the last ones are as all others
 
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """A prediction of one training step.
+    """Prediction of one training step.
 
     Attributes:
-        seconds: of the step, from one to the next.
-        samples_per_second: sequences of all replicas.
-        compute: seconds of a processor that the busiest rank computes for.
+        seconds: seconds from one step to the next.
+        samples_per_second: sequences per second of all replicas.
+        compute: seconds of a processor for which the busiest rank computes.
         exposed: seconds by axis for which a rank's computation waits for messages; of the rank that waits longest.
             ``world`` is the wait for all ranks' reports at the step's end.
         wire_bytes: bytes of a step by axis, as sent by the busiest rank.
-        memory: of the fullest rank.
-        spans: what each rank of the pipeline does in the step, of the first replica and part.
-        unsynchronised: seconds of the same step if no rank waited for another: a baseline, which no plan should go by.
+        memory: memory of the fullest rank.
+        spans: spans of each rank of the pipeline in the step, for the first replica and part.
+        unsynchronised: seconds of the same step if no rank waited for another: a baseline, by which no plan is chosen.
     """
 
     seconds: float
@@ -50,12 +50,12 @@ def predict_step(config: TrainConfig, cluster: Cluster, policy: Policy | None = 
     """Predict a step of a configuration.
 
     Args:
-        config: the model and its layout.
-        cluster: what it runs on, with exactly as many ranks as the layout needs.
-        policy: what to compress; None: what ``config.policy`` names.
+        config: model and its layout.
+        cluster: cluster that it runs on, with exactly as many ranks as the layout needs.
+        policy: policy of the messages; None: the one that ``config.policy`` names.
 
     Raises:
-        ConfigError: the configuration is wrong, does not fit the cluster, or is one of which nothing is predicted.
+        ConfigError: the configuration is wrong, does not fit the cluster, or is one that cannot be predicted.
         PolicyError: there is no such policy.
     """
     check_config(config)

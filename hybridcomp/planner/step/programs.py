@@ -1,7 +1,7 @@
-"""Write the program of each rank of a few steps: what it computes, sends, starts and waits for, in order.
+"""Define the programs of ranks for a few steps: what each computes, sends, starts and waits for, in order.
 
 Ranks that differ in dp and tp alone do the same at the same time, so one stands for them: there is a program for each
-rank of the pipeline, which stands for ``dp * tp`` ranks. Of cyclic schedules there is one for each replica.
+rank of the pipeline, which stands for ``dp * tp`` ranks. With cyclic schedules there is one for each replica.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Start:
     """Start a collective or a send, which goes on by itself.
 
     Attributes:
-        key: its name, by which it is waited for.
-        axis: whose stream it is on: there one follows the other.
-        cost: of each of those that are alike.
-        to: of a send, the program that receives it; None: a collective.
+        key: name by which a program waits for it.
+        axis: axis whose stream it is on; on a stream one operation follows the other.
+        cost: cost of each of several alike operations.
+        to: program that receives a send; None: a collective.
         among: programs that all have to start it before it begins; empty: each has its own.
     """
 
@@ -48,7 +48,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until something that was started, here or by a sender, has ended."""
+    """Wait until an operation has ended that was started here or by a sender."""
 
     key: Key
 
@@ -65,14 +65,14 @@ Instruction = Compute | Start | Wait | Mark
 
 @dataclass(frozen=True)
 class Program:
-    """What a rank does.
+    """Program of a rank.
 
     Attributes:
-        rank: the first of those it stands for.
-        weight: ranks that it stands for.
-        speed: relative, of the slowest of them.
-        instructions: in order.
-        loads: by stream, messages of one instruction that leave each host.
+        rank: first of the ranks that it stands for.
+        weight: number of ranks that it stands for.
+        speed: relative speed of the slowest of them.
+        instructions: instructions in order.
+        loads: messages of one instruction that leave each host, by stream and host.
     """
 
     rank: int

@@ -1,7 +1,7 @@
 """Replay programs: discrete events of ranks that compute, wait for each other, and share cores and links.
 
-Each rank has a stream that computes and one for the messages of each axis. What needs a processor shares the cores, if
-there are fewer than ranks; what is on a host's link shares the link. Between events all of that goes on at constant
+Each rank has a stream that computes and one for the messages of each axis. Work on processors shares the cores, if
+there are fewer than ranks; messages on a host's link share the link. Between events all work goes on at constant
 rates.
 """
 
@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 
 from hybridcomp.planner.step.programs import Compute, Key, Mark, Program, Start, Wait
 
-_DONE = 1e-12  # seconds of work that are none
+_DONE = 1e-12  # seconds of work that count as none
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that a rank did, for pictures.
+    """Activity of a rank, for pictures.
 
     Attributes:
-        rank: the rank.
+        rank: rank of the activity.
         stream: ``compute``, or the axis of a message.
-        name: what it was.
-        begin, end: seconds.
+        name: name of the activity.
+        begin, end: start and end in seconds.
     """
 
     rank: int
@@ -38,12 +38,12 @@ class Span:
 
 @dataclass
 class Replayed:
-    """What came of a replay.
+    """Result of a replay.
 
     Attributes:
-        marks: for each step, when its last rank ended it.
-        spans: what the ranks did.
-        waits: for each program and axis, seconds that its compute stream waited, with the time at which it began.
+        marks: time at which the last rank ended each step.
+        spans: activities of the ranks.
+        waits: program, axis, start and end of each wait of a compute stream.
     """
 
     marks: dict[int, float] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class Replayed:
 
 @dataclass(eq=False)
 class _Job:
-    """Something under way.
+    """Work under way.
 
-    ``phases`` are what is left of it: a resource, the seconds that it takes there alone, and the most of a core that it
-    gets.
+    ``phases`` are its remaining parts: a resource, the seconds that the part takes there alone, and the most of a core
+    that it gets.
     """
 
     programs: tuple[int, ...]
@@ -74,12 +74,12 @@ class _Job:
 
 
 class Replay:
-    """One replay.
+    """Replay of programs.
 
     Args:
-        programs: of the ranks.
-        cores: that they share; None: each has its own.
-        waiting: share of a core that a rank takes while it waits, where they share cores.
+        programs: programs of the ranks.
+        cores: cores that they share; None: each rank has its own.
+        waiting: share of a core that a rank takes while it waits, where ranks share cores.
     """
 
     def __init__(self, programs: Sequence[Program], cores: float | None, waiting: float = 0.0) -> None:
@@ -87,7 +87,7 @@ class Replay:
         self._cores = cores
         self._waiting_share = waiting
         self._ranks = sum(program.weight for program in programs)
-        self._at = [0] * len(programs)  # instruction
+        self._at = [0] * len(programs)  # index of the next instruction
         self._waiting: dict[int, tuple[Key, float]] = {}
         self._ended: set[tuple[int, Key]] = set()
         self._queues: dict[tuple[int, str], deque[_Job]] = defaultdict(deque)
@@ -142,11 +142,11 @@ class Replay:
             if kind == "cpu":
                 job.rate = min(most, share)
             else:
-                # The cost is of one message on each link: those that are alike share it, too.
+                # The cost is of one message on each link: messages that are alike share it, too.
                 job.rate = 1.0 / max((links[host] for host in job.loads), default=1)
 
     def _share(self) -> float:
-        """Return the part of a core that each rank gets which computes and may use as much: all get the same."""
+        """Return the part of a core for each computing rank that may use as much: all get the same."""
         if self._cores is None:
             return 1.0
         computing = sorted(
@@ -169,7 +169,7 @@ class Replay:
             if isinstance(instruction, Compute):
                 if instruction.seconds > 0:
                     seconds, most = instruction.seconds / program.speed, 1.0
-                    if self._cores is not None:  # then it is slow because it gets that part of a core
+                    if self._cores is not None:  # slow ranks then get that part of a core
                         seconds, most = instruction.seconds, program.speed
                     phases = deque([("cpu", seconds, most)])
                     job = _Job(
@@ -225,7 +225,7 @@ class Replay:
         self._enter(job)
 
     def _enter(self, job: _Job) -> None:
-        """Enter the phase that is first now, or end the job if there is none."""
+        """Enter the job's first remaining phase, or end the job if there is none."""
         while job.phases and job.phases[0][1] <= 0:
             job.phases.popleft()
         if not job.phases:
@@ -271,12 +271,12 @@ class Replay:
 def unsynchronised(programs: Sequence[Program], cores: float | None, steps: int) -> float:
     """Return the seconds of a step if no rank waited for another: the longest sum of a stream.
 
-    Where ranks share cores, it is no less than what all their work takes on those.
+    Where ranks share cores, it is no less than all their work takes on those.
 
     Args:
-        programs: of ``steps`` steps.
+        programs: programs of ``steps`` steps.
         cores: see :class:`Replay`.
-        steps: that the programs have.
+        steps: number of steps in the programs.
     """
     longest, work = 0.0, 0.0
     for program in programs:

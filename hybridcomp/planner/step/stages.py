@@ -20,14 +20,14 @@ FILE_VOCABULARY = 50304
 
 @dataclass(frozen=True)
 class StageShape:
-    """One of the parts that the model is cut into, as one rank of tp holds it.
+    """Part of the model, one of those it is cut into, as one rank of tp holds it.
 
     Attributes:
-        index: its place, from 0.
-        count: of all stages.
+        index: place among the stages, from 0.
+        count: number of all stages.
         blocks: the numbers of its blocks.
         parameters: names and shapes, in the model's order.
-        has_head: it computes logits and a loss.
+        has_head: whether it computes logits and a loss.
     """
 
     index: int
@@ -43,7 +43,7 @@ class StageShape:
 
 
 def vocabulary(config: TrainConfig) -> int:
-    """Return the size of the vocabulary as the trainer finds it: that of bytes where nothing else is said."""
+    """Return the size of the vocabulary as the trainer finds it: that of bytes where no setting gives another."""
     if config.vocab_size is not None:
         return config.vocab_size
     return FILE_VOCABULARY if (config.data or "").endswith(".bin") else BYTE_VOCABULARY
@@ -68,7 +68,7 @@ def stages_of(config: TrainConfig) -> tuple[StageShape, ...]:
     """Cut the model of a configuration into its stages.
 
     Raises:
-        ConfigError: mixtures of experts, of which nothing is predicted.
+        ConfigError: mixtures of experts, which cannot be predicted.
     """
     from hybridcomp.train.parallel.tensor_parallel import part_shape  # noqa: PLC0415  (imports torch)
 

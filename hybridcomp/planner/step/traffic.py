@@ -1,4 +1,4 @@
-"""Cost the messages of a step: collectives of an axis, and sends between stages."""
+"""Compute the costs of a step's messages: collectives of an axis, and sends between stages."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from hybridcomp.schedules.topology import Topology
 NONE = get_codec("none")
 _CHUNK = 4 << 20
 _ENDLESS = 1e15  # bytes/s of a link that takes no time
-_SLIVER = 1e-6  # of a core, with which only work on it takes time
+_SLIVER = 1e-6  # share of a core, with which only work on the core takes time
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of a message or collective that has links and processors to itself.
+    """Cost of a message or collective that has links and processors to itself.
 
     Attributes:
-        cpu: seconds of a processor, on each rank that takes part; of a send, of the sender.
+        cpu: seconds of a processor on each rank that takes part; for a send, on the sender.
         latency: seconds in which neither processors nor links are busy.
-        link: seconds in which the busiest link is.
+        link: seconds for which the busiest link is busy.
         wire: bytes that the busiest rank sends.
-        receive: of a send, seconds of the receiver's processor.
+        receive: for a send, seconds of the receiver's processor.
     """
 
     cpu: float
@@ -54,17 +54,17 @@ NOTHING = Cost(0.0, 0.0, 0.0, 0.0)
 
 
 class Links:
-    """A profile with the rate of some hosts' links: a key of caches, with the choosers of communicators.
+    """Profile with the rate of some hosts' links: a key of caches, with the choosers of communicators.
 
     Args:
-        profile: of links and codecs.
+        profile: speeds of links and codecs.
         rate: bytes/s of the hosts' links.
     """
 
     def __init__(self, profile: Profile, rate: float) -> None:
         network = dataclasses.replace(profile.network, bandwidth=rate)
         self.profile = profile
-        # Curves of MPI's own operations are of the links that they were measured on, and hold what sharing cores cost.
+        # Curves of MPI's own operations hold for the links they were measured on, and include the cost of shared cores.
         apart = rate == profile.network.bandwidth and profile.cores == 1
         self.alone = dataclasses.replace(
             profile, network=network, cores=1.0, mpi=profile.mpi if apart else None
@@ -72,7 +72,7 @@ class Links:
         self._choosers: dict[Topology, Chooser] = {}
 
     def chooser(self, topology: Topology) -> Chooser:
-        """Return the chooser of a communicator: it goes by the profile that its ranks read."""
+        """Return the chooser of a communicator, which goes by the profile that the ranks read."""
         if topology not in self._choosers:
             self._choosers[topology] = Chooser(topology, self.profile, {})
         return self._choosers[topology]
@@ -91,18 +91,18 @@ def collective(
     """Return the cost of a collective, by the algorithm that a communicator would choose.
 
     Args:
-        links: of the ranks' hosts.
+        links: links of the ranks' hosts.
         op: ``all_reduce``, ``all_gather`` or ``reduce_scatter``.
-        nbytes: uncompressed, of the whole array.
-        dtype: of its elements.
-        codec: that carries it.
-        feedback: the form of error feedback.
-        hosts: of each rank, numbers from 0.
+        nbytes: uncompressed bytes of the whole array.
+        dtype: dtype of its elements.
+        codec: codec that carries it.
+        feedback: form of error feedback; None for none.
+        hosts: host of each rank, numbered from 0.
     """
     if len(hosts) == 1 or nbytes == 0:
         return NOTHING
     topology = Topology(hosts)
-    if codec.linear:  # exchanges factors, as floats, in two sums
+    if codec.linear:  # the ranks exchange factors, as floats, in two sums
         size = codec.bound(nbytes // dtype.itemsize, dtype)
         factors = collective(links, op, size, DType.FLOAT32, NONE, None, hosts)
         rate = links.alone.speed(codec)
@@ -118,7 +118,7 @@ def collective(
     starved = dataclasses.replace(alone, network=quick, cores=_SLIVER)
     cpu = min(unlinked, predict(starved, algorithm, setting) * _SLIVER)
     measured = measured_seconds(alone, setting) if carried_by_mpi(setting) else None
-    share = 1.0 if measured is None else measured / total  # MPI's own: of processors, links and rest alike
+    share = 1.0 if measured is None else measured / total  # MPI's own: of processors, links and rest
     sent = _sent(alone, setting, algorithm)
     return Cost(cpu * share, (unlinked - cpu) * share, (total - unlinked) * share, sent)
 
@@ -138,11 +138,11 @@ def send(links: Links, nbytes: int, dtype: DType, codec: Codec, far: bool) -> Co
     """Return the cost of a message between two ranks.
 
     Args:
-        links: of the sender's host.
-        nbytes: uncompressed.
-        dtype: of its elements.
-        codec: that carries it.
-        far: it leaves the host.
+        links: links of the sender's host.
+        nbytes: uncompressed bytes.
+        dtype: dtype of its elements.
+        codec: codec that carries it.
+        far: whether it leaves the host.
     """
     known = links.alone
     setting = Setting(
@@ -174,7 +174,7 @@ def _links(held: _Held, rate: float) -> Links:
 
 
 class _Held:
-    """A profile that is equal to itself alone: comparing all its codecs would take longer than what is cached."""
+    """Profile that is equal to itself alone: comparing all its codecs would take longer than the cache saves."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile

@@ -21,21 +21,21 @@ from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 
 WORLD = "world"
-"""The stream of what all ranks tell each other in every step: losses, norms, counters."""
+"""Name of the stream for the messages of all ranks in every step: losses, norms, counters."""
 
-_REPORTED = 5  # numbers of a rank, beside its counters
+_REPORTED = 5  # numbers that a rank reports, beside its counters
 
 
 class Writer:
-    """The writer of one configuration's programs.
+    """Writer of one configuration's programs.
 
     Args:
-        config: the layout, and the model.
-        cluster: that it runs on.
-        policy: that its codecs are of.
+        config: layout and model.
+        cluster: cluster that it runs on.
+        policy: policy that names the codecs.
 
     Attributes:
-        stages: of the model, as a rank holds them.
+        stages: stages of the model, as a rank holds them.
     """
 
     def __init__(self, config: TrainConfig, cluster: Cluster, policy: Policy) -> None:
@@ -79,7 +79,7 @@ class Writer:
         return [self._cluster.host(rank) for rank in ranks]
 
     def _loads(self, pp: int) -> dict[str, dict[int, int]]:
-        """Return, for each stream, how many groups or senders are on each host's link at once."""
+        """Return, for each stream, the number of groups or senders on each host's link at once."""
         loads: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
         for axis, groups in (("dp", self._config.tp), ("tp", self._config.dp)):
             for other in range(groups):
@@ -95,7 +95,7 @@ class Writer:
         loads[WORLD] = dict.fromkeys(every, 1)
         return {stream: {h: max(1, n) for h, n in by_host.items()} for stream, by_host in loads.items()}
 
-    # -- what messages cost ---------------------------------------------------------------------------
+    # -- costs of messages ----------------------------------------------------------------------------
 
     def _send(self, pp: int, to: int, message: Message) -> Cost:
         asked = pp, to, message
@@ -126,7 +126,7 @@ class Writer:
         elif action.kind == "settle":
             yield Wait((WORLD, action.step))
             yield from self._update(pp, action.step)
-        else:  # local: the update waits for nobody, what is shown of the step before does
+        else:  # local: the update waits for no rank, the figures of the step before do
             yield from self._update(pp, action.step)
             if action.step:
                 yield Wait((WORLD, action.step - 1))
@@ -215,12 +215,12 @@ class Writer:
             yield self._start_send(pp, "gradients", stage, action)
 
     def _pass_seconds(self, direction: str) -> float:
-        """Return the seconds of a pass beside its operations."""
+        """Return the seconds of a pass without its operations."""
         replicated = self._config.dp > 1 and self._config.shard == "none"
         return self._seconds(Work("pass", direction), *([Work("replica")] if replicated else []))
 
     def _before_backward(self, stage: StageShape, has_gradient: bool) -> float:
-        """Return the seconds of a backward pass before it comes to the blocks."""
+        """Return the seconds of a backward pass before its first block."""
         seconds = self._pass_seconds("backward")
         if has_gradient:
             seconds += self._seconds(Work("send"))

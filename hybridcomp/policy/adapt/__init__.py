@@ -1,1 +1,1 @@
-"""Decide anew, as a job goes on, what a rule's codec keeps: by figures of the data on which all ranks agree."""
+"""Adapt a rule's codec as a job goes on, by figures of the data on which all ranks agree."""

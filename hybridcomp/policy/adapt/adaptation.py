@@ -1,7 +1,7 @@
-"""Adapt the codec of one axis and operation as training goes on, beside what is sent and without waiting for it.
+"""Adapt the codec of one axis and operation as training goes on, beside its messages and without waiting for them.
 
-Figures of a measured step s are gathered from all ranks while step s + 1 is sent, and decide from step s + 2 on: by
-then they have long arrived.
+The figures of a measured step s are gathered from all ranks while step s + 1 is sent, and decide from step s + 2 on:
+by then they have long arrived.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from hybridcomp.policy.adapt.spec import DCT, FROZEN, GRAVAC, SIDCO, Adapt
 from hybridcomp.policy.message import Choice, Message
 
 Gather = Callable[[Array], Callable[[], Array]]
-"""Starts to gather each rank's values [n]; returns what waits for those of all ranks, [ranks, n]."""
+"""Function that starts to gather each rank's values [n]; returns a function that waits for all ranks', [ranks, n]."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 _STATE, _FIGURES, _PENDING = "state", "figures", "pending"
-_LATELY = 32  # steps whose seconds are known
-_LEAST_SHARE = 16  # of a tensor's elements a sample has one of so many, unless that is too few
+_LATELY = 32  # last steps whose seconds are kept
+_LEAST_SHARE = 16  # a sample has every so-many-th element of a tensor, unless these are too few
 _log = logging.getLogger("hybridcomp.adapt")
 
 
 class Asked(Protocol):
-    """A policy, or the decider of one."""
+    """Policy, or the decider of one."""
 
     def choose(self, message: Message) -> Choice:
         """Choose the codec of a message."""
@@ -50,21 +50,21 @@ class Asked(Protocol):
 
 
 class Adaptation:
-    """The decisions about what one rule sends.
+    """Decisions about the messages of one rule.
 
     All ranks call :meth:`begin` with the same steps, at the same places among their operations.
 
     Args:
-        adapt: of the rule.
-        codecs: of the rule; the first one is adapted.
-        asked: chooses for all else.
-        axis, op: of the rule.
-        gather: of the ranks.
+        adapt: the rule's ``adapt``.
+        codecs: codecs of the rule; the first one is adapted.
+        asked: policy or decider for all other messages.
+        axis, op: axis and operation of the rule.
+        gather: function that gathers values over the ranks.
         writes: whether this rank writes the file of decisions that ``adapt`` may name.
-        clock: returns seconds.
+        clock: function that returns seconds.
 
     Attributes:
-        version: grows whenever answers may have changed.
+        version: number that grows whenever answers may have changed.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class Adaptation:
         self._codec, self._asked, self._axis, self._op = codecs[0], asked, axis, op
         self._gather, self._clock = gather, clock
         self._controller = make_controller(adapt, codecs[0])
-        self._names: set[str] = set()  # of messages that are adapted
+        self._names: set[str] = set()  # names of the adapted messages
         self._step, self._began = -1, 0.0
         self._seconds: deque[float] = deque(maxlen=_LATELY)
         self._measuring = False
-        self._figures: Array | None = None  # of this rank, where they were asked for before they are gathered
-        self._due = 0  # the step from which on what is pending decides
+        self._figures: Array | None = None  # this rank's, if asked for before they are gathered
+        self._due = 0  # step from which on pending figures decide
         self._wait: Callable[[], Array] | None = None
         if adapt.freeze is not None and writes:
             files.add_source(adapt.freeze, self.history)
@@ -100,7 +100,7 @@ class Adaptation:
     # -- asked ---------------------------------------------------------------------------------------
 
     def choose(self, message: Message) -> Choice:
-        """Choose as the policy does, with the codec that has been decided in place of the rule's."""
+        """Choose as the policy does, with the decided codec in place of the rule's."""
         choice = self._asked.choose(message)
         if message.axis != self._axis or message.op != self._op or choice.codec != self._codec:
             return choice
@@ -146,18 +146,18 @@ class Adaptation:
         return self._measuring
 
     def sample(self, n: int) -> slice:
-        """Return which elements of a tensor of ``n`` :meth:`observe` is to see."""
+        """Return the slice of a tensor of ``n`` elements that :meth:`observe` is to see."""
         wanted = max(self._controller.least_sample, n // _LEAST_SHARE)
-        # Odd: rows have an even number of elements, and all of their columns are to be seen.
+        # An odd stride: rows have an even number of elements, and all of their columns are to be seen.
         return slice(0, n, max(1, n // wanted) | 1)
 
     def observe(self, name: str, values: npt.NDArray[Any], n: int) -> None:
-        """Take notice of what a message of this step is to carry, if it is one that is adapted.
+        """Take notice of a message's values in this step, before it is sent, if it is an adapted one.
 
         Args:
-            name: of the tensor.
-            values: [m], its elements of :meth:`sample`, with the residual of error feedback added.
-            n: its elements.
+            name: name of the tensor.
+            values: [m], the tensor's elements of :meth:`sample`, with the residual of error feedback added.
+            n: number of the tensor's elements.
         """
         wide = values.astype(np.float64)
         if name in self._names and wide.size and np.isfinite(wide).all():
@@ -187,7 +187,7 @@ class Adaptation:
         """Go on from the arrays that :meth:`memory` returned; from nothing where there are none.
 
         Raises:
-            ValueError: they are no such arrays.
+            ValueError: the arrays are of another kind.
         """
         if not arrays:
             return
@@ -216,7 +216,7 @@ class Adaptation:
 
 
 def make_controller(adapt: Adapt, codec: Codec) -> Controller:
-    """Make the controller of a rule's ``adapt``, which decides about variants of ``codec``."""
+    """Make the controller of a rule's ``adapt``, which decides between variants of ``codec``."""
     if adapt.kind == GRAVAC:
         return GravacController(codec, adapt.options)
     if adapt.kind == DCT:

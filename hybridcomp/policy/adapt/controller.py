@@ -1,4 +1,4 @@
-"""Define what decides about a codec from figures of the data: the part that kinds of ``adapt`` have in common."""
+"""Define controllers, which decide about a codec from figures of the data: the common part of kinds of ``adapt``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Array = npt.NDArray[np.float64]
 
 
 class Controller(abc.ABC):
-    """Decides what the codec of an axis and operation is, alike on all ranks.
+    """Controller of the codec of an axis and operation, alike on all ranks.
 
-    In a measured step :meth:`add` sees what is about to be encoded. :meth:`figures` are then gathered from all ranks,
+    In a measured step :meth:`add` sees the values to be encoded. :meth:`figures` are then gathered from all ranks,
     and :meth:`decide` gets them a step later, the same on all ranks.
 
     Args:
-        codec: the rule's, of which variants are decided.
+        codec: codec of the rule; the decisions are variants of it.
 
     Attributes:
         history: decisions up to now.
     """
 
     least_sample = 1 << 13
-    """Elements of a tensor that :meth:`add` is to see, at least, where it has as many."""
+    """Fewest elements of a tensor that :meth:`add` is to see, if it has as many."""
 
     def __init__(self, codec: Codec) -> None:
         self.history: list[Decision] = []
@@ -40,10 +40,10 @@ class Controller(abc.ABC):
 
     @abc.abstractmethod
     def add(self, name: str, values: Array, share: float) -> None:
-        """Take notice of what a message is to carry.
+        """Take notice of a message's values before it is sent.
 
         Args:
-            name: of the tensor.
+            name: name of the tensor.
             values: float64 [m], some of its elements, with the residual of error feedback added; all finite.
             share: m over the number of its elements.
         """
@@ -53,24 +53,24 @@ class Controller(abc.ABC):
         """Return this rank's figures [n] of the measured step, and forget them.
 
         Args:
-            seconds: of a step, lately; NaN where that is not known.
+            seconds: recent seconds of a step; NaN where they are not known.
         """
 
     @abc.abstractmethod
     def decide(self, everyone: Array, step: int) -> bool:
-        """Decide, from all ranks' figures [ranks, n], what is sent from ``step`` on; return whether that is new."""
+        """Decide, from all ranks' figures [ranks, n], the codecs from ``step`` on; return whether they are new."""
 
     @abc.abstractmethod
     def current(self, name: str) -> tuple[Codec, str]:
-        """Return the codec for a tensor now, and why, in a few words that do not change from step to step."""
+        """Return the codec for a tensor now, and the reason, in a few words that do not change from step to step."""
 
     @abc.abstractmethod
     def state(self) -> dict[str, Any]:
-        """Return what :meth:`load` needs to go on alike, in JSON's types."""
+        """Return the state that :meth:`load` needs to go on alike, in JSON's types."""
 
     @abc.abstractmethod
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
+        """Go on from a state that :meth:`state` returned."""
 
     def _variant(self, **params: Any) -> Codec:
         """Return the rule's codec with other parameters."""

@@ -25,11 +25,11 @@ _ALL = ""
 
 
 class DctController(Controller):
-    """The thresholds in use.
+    """Controller of ``dct``: the thresholds in use.
 
     Args:
-        codec: of the first steps, before a threshold is known.
-        options: of ``dct``.
+        codec: codec of the first steps, before a threshold is known.
+        options: options of ``dct``.
     """
 
     least_sample = 1 << 15
@@ -41,14 +41,14 @@ class DctController(Controller):
         self._check: int = min(options["check"], self._every)
         self._all = options["scope"] == "all"
         self._samples: dict[str, list[tuple[Array, float]]] = {}
-        self._names: list[str] = []  # that the last figures were about
+        self._names: list[str] = []  # tensors of the last figures
         self._taus: dict[str, float] = {}
         self._codecs: dict[str, Codec] = {}
         self._refreshed = 0
 
     @property
     def thresholds(self) -> dict[str, float]:
-        """Return tau by tensor; by ``""`` where all have one."""
+        """Return tau by tensor; by ``""`` where all tensors share one."""
         return dict(self._taus)
 
     def measures(self, step: int) -> bool:

@@ -1,11 +1,11 @@
-"""Record what was decided about codecs at which step, in a file that repeats it.
+"""Record the decisions about codecs by step, in a file that repeats them.
 
 .. code-block:: toml
 
     [[decision]]
     step = 40
     codec = "topk:ratio=0.05"
-    name = "layer.0.weight"        # where it is about one tensor alone
+    name = "layer.0.weight"        # for one tensor alone
     why = "gain 0.81"
 """
 
@@ -26,13 +26,13 @@ _MOST_STEP = 1 << 62
 
 
 class Decision(NamedTuple):
-    """A decision about what a codec is from a step on.
+    """Decision about the codec from a step on.
 
     Attributes:
-        step: of training, from 0.
-        codec: its spec.
-        name: of the tensor that it is about; ``""`` for all.
-        why: in a few words.
+        step: step of training, from 0.
+        codec: spec of the codec.
+        name: name of the tensor that it is about; ``""`` for all.
+        why: reason in a few words.
     """
 
     step: int
@@ -42,7 +42,7 @@ class Decision(NamedTuple):
 
 
 def to_toml(decisions: Sequence[Decision]) -> str:
-    """Return decisions as a file's text."""
+    """Return decisions as the text of a file."""
     lines = ['# Decisions of a job about its codecs: adapt = "frozen:THIS FILE" repeats them.']
     for decision in decisions:
         lines += ["", "[[decision]]"]
@@ -55,7 +55,7 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
     """Read decisions from a file, in the order of their steps.
 
     Raises:
-        ValueError: it cannot be read, or is no such file.
+        ValueError: the file cannot be read, or holds something else.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -13,11 +13,11 @@ from hybridcomp.policy.adapt.decisions import Decision
 
 
 class FrozenController(Controller):
-    """Decisions, and how many of them are in effect.
+    """Controller of ``frozen``: decisions, and how many of them are in effect.
 
     Args:
-        codec: of the steps before the first one.
-        decisions: in the order of their steps.
+        codec: codec of the steps before the first decision.
+        decisions: decisions in the order of their steps.
     """
 
     def __init__(self, codec: Codec, decisions: Sequence[Decision]) -> None:
@@ -52,4 +52,4 @@ class FrozenController(Controller):
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Need nothing: the step says which decisions are in effect."""
+        """Do nothing: the step says which decisions are in effect."""

@@ -1,4 +1,4 @@
-"""Choose the ratio of top-k by what it keeps of the gradient, and by what a step takes: ``gravac``.
+"""Choose the ratio of top-k by its share of the gradient's norm and by a step's time: ``gravac``.
 
 Tyagi and Swany, "GraVAC: Adaptive Compression for Communication-Efficient Distributed DL Training", CLOUD 2023,
 arXiv:2305.12201. Ratios are ``first``, that times ``factor``, and so on to ``least``. Their gain is ::
@@ -11,8 +11,8 @@ least ``eps``; else ``first`` is, if its gain is; else all of the gradient. One 
 ``omega`` the smaller ratio of the two is kept from then on, else the best one when all were tried, or the next one has
 too little gain.
 
-The authors run two compressors with residuals of their own. Here one residual is kept, and gains of all ratios come
-from a sample of the elements, in every ``every``-th step.
+The authors run two compressors with residuals of their own. Here one residual is kept, and the gains of all ratios
+come from a sample of the elements, in every ``every``-th step.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.policy.adapt.controller import Array, Controller
 
 _NONE = get_codec("none")
-_DENSE = -1  # in place of a ratio's number
+_DENSE = -1  # stands in the place of a ratio's number
 
 
 class GravacController(Controller):
-    """The state of the search.
+    """Controller of ``gravac``: the state of the search.
 
     Args:
-        codec: with a ratio.
-        options: of ``gravac``.
+        codec: codec with a ratio.
+        options: options of ``gravac``.
     """
 
     def __init__(self, codec: Codec, options: Mapping[str, Any]) -> None:
@@ -47,9 +47,9 @@ class GravacController(Controller):
         self.ratios = ladder(options["first"], options["factor"], options["least"])
         self._variants = [self._variant(ratio=ratio) for ratio in self.ratios]
         self._sums = np.zeros(1 + len(self.ratios))
-        self._means: Array | None = None  # of norms: of all, and of what each ratio keeps
-        self._tried, self._since = 0, 0  # the number of the ratio that is tried, and the step since when
-        self._kept: int | None = None  # the number of the ratio that the search has ended with
+        self._means: Array | None = None  # mean norms: of the gradient, and of each ratio's part of it
+        self._tried, self._since = 0, 0  # number of the ratio that is tried, and the step of its first trial
+        self._kept: int | None = None  # number of the ratio with which the search has ended
         self._seconds: list[float] = []
         self._scores: dict[int, float] = {}
         self._sent = _DENSE
@@ -102,7 +102,7 @@ class GravacController(Controller):
         return True
 
     def _search(self, gains: list[float], seconds: float, step: int) -> None:
-        """Score the ratio that is tried once its window has passed, and go on to the next, or end."""
+        """Score the tried ratio once its window has passed, and go on to the next, or end."""
         if self._sent == self._tried and math.isfinite(seconds):
             self._seconds.append(seconds)
         if gains[self._tried] < self._eps:
@@ -151,7 +151,7 @@ def ladder(first: float, factor: float, least: float) -> list[float]:
     """Return ``first``, ``first * factor``, and so on, as far as they are above ``least``, and ``least``."""
     found = [first]
     while found[-1] * factor > least * (1 + 1e-9):
-        found.append(float(f"{found[-1] * factor:.6g}"))  # specs are to be read
+        found.append(float(f"{found[-1] * factor:.6g}"))  # few digits, since people read specs
     return found if found[-1] == least else [*found, least]
 
 

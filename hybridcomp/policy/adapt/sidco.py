@@ -1,16 +1,16 @@
-"""Move the number of ``sidco``'s stages by what its fits find: ``sidco``.
+"""Change the number of ``sidco``'s stages by the results of its fits: ``sidco``.
 
 Abdelmoniem et al., "An Efficient Statistical-based Gradient Compression Technique for Distributed Training Systems"
 (SIDCo, MLSys 2021, arXiv:2101.10761): the fit of a distribution, or a few on the survivors of one another, give the
-limit that a share ``ratio`` of the elements is to reach. How many fits it takes depends on the data, and changes. In a
-measured step, one of ``every``, the elements are counted that reach the limit. Where they are more than 1 + ``drift``
+limit that a share ``ratio`` of the elements is to reach. The number of fits needed depends on the data, and changes. A
+measured step, one of ``every``, counts the elements that reach the limit. Where they are more than 1 + ``drift``
 times the share, one stage fewer is made from then on; where they are less than 1 - ``drift`` times it, one more: from 1
 to ceil(ln(ratio) / ln(1/2)) stages.
 
-Elements are those of a sample, whose fit is the codec's own, each as many times as there are elements for one of the
-sample. By default every tensor has a number of its own: of one that is right for what is normally distributed too many
-reach the limit where tails are heavy. Zeros are never sent: a tensor with fewer others than its share is expected to
-send those.
+The elements are those of a sample, whose fit is the codec's own, each counted as many times as the tensor has
+elements for one of the sample. By default every tensor has a number of its own: with the number that is right for a
+normal distribution, too many elements reach the limit where tails are heavy. Zeros are never sent: a tensor whose
+other elements are fewer than its share is expected to send those.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ALL = ""
 
 
 class SidcoController(Controller):
-    """The numbers of stages in use.
+    """Controller of ``sidco``: the numbers of stages in use.
 
     Args:
-        codec: ``sidco``; its stages are those of the first steps, or one where it counts itself.
-        options: of ``sidco``.
+        codec: ``sidco``; its stages are those of the first steps, or one where it counts them itself.
+        options: options of ``sidco``.
     """
 
     least_sample = 1 << 15
@@ -47,8 +47,8 @@ class SidcoController(Controller):
         self._all = options["scope"] == "all"
         self._most = most_stages(codec.ratio_kept)
         self._first = self._with(min(codec.stages or 1, self._most))
-        self._found: dict[str, Array] = {}  # elements that reach the limit, and that should
-        self._names: list[str] = []  # that the last figures were about
+        self._found: dict[str, Array] = {}  # elements that reach the limit, and expected ones, by tensor
+        self._names: list[str] = []  # tensors of the last figures
         self._codecs: dict[str, SIDCoCodec] = {}
         self._note(0, self._first, "first")
 
@@ -59,7 +59,7 @@ class SidcoController(Controller):
 
     @property
     def stages(self) -> dict[str, int]:
-        """Return their numbers by tensor, by ``""`` where all have one; without those that are as at first."""
+        """Return the numbers of stages by tensor, by ``""`` where all share one; without unchanged ones."""
         return {name: codec.stages for name, codec in self._codecs.items()}
 
     def measures(self, step: int) -> bool:
@@ -109,5 +109,5 @@ class SidcoController(Controller):
 
 
 def most_stages(ratio: float) -> int:
-    """Return how many stages a ratio may take: as many halves as lead to it, at least one, at most the codec's."""
+    """Return the most stages for a ratio: as many halves as lead to it, at least one, at most the codec's."""
     return min(max(1, math.ceil(math.log(ratio) / math.log(0.5))), MOST_STAGES)

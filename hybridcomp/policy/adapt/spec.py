@@ -37,12 +37,12 @@ _MOST = 1 << 31
 
 @dataclass(frozen=True)
 class Adapt:
-    """What decides about a rule's codec; made by :func:`parse_adapt`.
+    """Adaptation of a rule's codec; made by :func:`parse_adapt`.
 
     Attributes:
         kind: one of :data:`KINDS`.
-        options: its parameters by name, defaults included.
-        frozen: decisions to repeat, by step; of ``frozen`` only.
+        options: parameters by name, defaults included.
+        frozen: decisions to repeat, by step; for ``frozen`` only.
         freeze: file that rank 0 writes the decisions to as the job ends; None for none.
     """
 
@@ -56,7 +56,7 @@ class Adapt:
         return self if self.kind == FROZEN else dataclasses.replace(self, freeze=path)
 
     def canonical(self) -> str:
-        """Return all of it that decides, as text in a fixed order."""
+        """Return all settings that decide, as text in a fixed order."""
         given = ",".join(f"{key}={value}" for key, value in sorted(self.options.items()))
         return f"{self.kind} {given} {self.frozen!r}"
 
@@ -66,11 +66,11 @@ def parse_adapt(text: Any, codecs: tuple[Codec, ...], feedback: str | None) -> A
 
     Args:
         text: ``KIND`` or ``KIND:NAME=VALUE,...``.
-        codecs: of the rule; the first one is what is decided about.
-        feedback: of the rule.
+        codecs: codecs of the rule; the decisions are about the first one.
+        feedback: form of error feedback of the rule; None for none.
 
     Raises:
-        ValueError: says what is wrong, and what is allowed.
+        ValueError: the text is wrong; says what is allowed.
     """
     if not isinstance(text, str):
         raise ValueError(f"adapt must be a text such as 'gravac:eps=0.75', not {text!r}")

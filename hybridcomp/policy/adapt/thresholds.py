@@ -1,8 +1,8 @@
 """Find thresholds that a wanted share of magnitudes reaches, and tell when they no longer do.
 
-The rule of DCT (Gupta et al. 2021, arXiv:2010.08899): a threshold is a quantile, found anew every so many steps and
-kept between; and earlier, where the share that reaches it has left the wanted one by too much. :mod:`.dct` has it for
-gradients, the trainer's ``pp_neurons`` for activations.
+They follow the rule of DCT (Gupta et al. 2021, arXiv:2010.08899): a threshold is a quantile, found anew every so many
+steps and kept between; and earlier, where the share that reaches it has left the wanted one by too much. :mod:`.dct`
+applies it to gradients, the trainer's ``pp_neurons`` to activations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from hybridcomp.policy.adapt.controller import Array
 
 DRIFT = 0.25
-"""The part of a wanted share by which the share that reaches a threshold may be off until it is found anew."""
+"""Part of a wanted share by which the share that reaches a threshold may be off until the threshold is found anew."""
 
 
 def upper_quantile(values: Array, weights: Array, share: float) -> float:
@@ -29,7 +29,7 @@ def is_stale(reached: float, wanted: float, drift: float = DRIFT) -> bool:
 
 
 def threshold_of(quantile: float) -> float | None:
-    """Return the threshold that a quantile gives, of six digits; None for one that none can be made of."""
+    """Return the threshold for a quantile, with six digits; None where the quantile gives none."""
     if not (np.isfinite(quantile) and quantile > 0):
         return None
-    return float(f"{quantile:.6g}")  # specs are to be read
+    return float(f"{quantile:.6g}")  # few digits, since people read specs

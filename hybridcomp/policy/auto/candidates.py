@@ -10,13 +10,13 @@ from hybridcomp.policy.message import Message
 
 NONE = get_codec("none")
 EF = "ef"
-LEAST_BYTES = 4096  # what is smaller takes a latency, whatever its bytes
-# Of each class, beside those before it. Aggressive ones lose so much in a step that error feedback has to repair it:
-# it is asked for with all that lose anything, so that a change of codec carries the residual over.
+LEAST_BYTES = 4096  # smaller messages take a latency, whatever their bytes
+# Codecs of each class, in addition to the classes before it. Aggressive ones lose so much in a step that error
+# feedback has to repair it; all lossy codecs then have it, so that a change of codec carries the residual over.
 _EXACT = ("exponent",)
 _SAFE = ("bf16", "int8:block=128")
 _AGGRESSIVE = ("int4:block=128", "powersgd:rank=32")
-# Bytes of an operation with error feedback: its start takes Python a millisecond, which none's does not.
+# Smallest operation with error feedback, in bytes: its start takes Python a millisecond, that of ``none`` does not.
 _LEAST_WITH_FEEDBACK = 1 << 16
 Candidate = tuple[Codec, str | None]
 
@@ -24,8 +24,8 @@ Candidate = tuple[Codec, str | None]
 def candidates(fidelity: str, message: Message) -> list[Candidate]:
     """Return the codecs, with their error feedback, that may carry a message; ``none`` first.
 
-    Without a name there is nothing to keep a residual under, and a send has no link that is known here: such messages
-    of the class ``aggressive`` are as safe ones.
+    A message without a name has no key for a residual, and the link of a send is not known here: such messages
+    of the class ``aggressive`` are treated as safe ones.
     """
     found: list[Candidate] = [(NONE, None)]
     feedback = EF if fidelity == AGGRESSIVE and message.name is not None and message.op != "send" else None
@@ -42,12 +42,12 @@ def candidates(fidelity: str, message: Message) -> list[Candidate]:
 
 
 def senders(fidelity: str) -> tuple[Codec, ...]:
-    """Return the codecs that a send of a class may come in."""
+    """Return the codecs in which a send of a class may come."""
     return tuple(codec for codec in _codecs(fidelity, False) if codec.name != "exponent")
 
 
 def every(fidelity: str) -> tuple[Codec, ...]:
-    """Return the codecs, other than ``none``, that any message of a class may come in."""
+    """Return the codecs, other than ``none``, in which any message of a class may come."""
     return _codecs(fidelity, True)
 
 

@@ -1,4 +1,4 @@
-"""Predict what a message takes by each codec: an estimate of all, then the model's word on the few that matter."""
+"""Predict a message's time by each codec: an estimate of all codecs, then the model's prediction of the few best."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hybridcomp.policy.auto.signature import Signature
 _NONE = get_codec("none")
 _FP32 = 4  # bytes; speeds are of fp32
 _MODELLED = ("all_reduce", "reduce_scatter", "all_gather")
-_ALGORITHM = "direct"  # stands for the others: of codecs the order is the same by each
-_FLOPS = 12e9  # of a core, of PowerSGD's thin products
-_LEAST_SPEEDUP, _MOST_SPEEDUP = 1 / 256, 256.0  # that a link may have changed by, against the profile
+_ALGORITHM = "direct"  # stands for the other algorithms: each gives codecs the same order
+_FLOPS = 12e9  # flops/s of a core in PowerSGD's thin products
+_LEAST_SPEEDUP, _MOST_SPEEDUP = 1 / 256, 256.0  # bounds of a link's change, against the profile
 
 
 class Place(NamedTuple):
-    """The hosts and engine of a communicator's ranks.
+    """Hosts and engine of a communicator's ranks.
 
     Attributes:
-        ranks: of the communicator.
-        hosts: that they are on.
-        ranks_per_host: the most on any host.
-        compiled: the compiled engine runs its operations.
+        ranks: number of ranks of the communicator.
+        hosts: number of hosts that they are on.
+        ranks_per_host: most ranks on any host.
+        compiled: whether the compiled engine runs its operations.
     """
 
     ranks: int
@@ -36,12 +36,12 @@ class Place(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The seconds of a message, as an estimate.
+    """Estimated seconds of a message.
 
     Attributes:
-        compute: on a core.
-        wire: on the busiest link.
-        latency: of the messages that wait for each other.
+        compute: seconds on a core.
+        wire: seconds on the busiest link.
+        latency: latencies of the messages that wait for each other.
     """
 
     compute: float
@@ -50,13 +50,13 @@ class Parts(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Return the seconds in all: the busier of core and link, and a quarter of the other one to fill it."""
+        """Return the seconds in all: the busier of core and link, and a quarter of the other to fill the pipeline."""
         busy, idle = max(self.compute, self.wire), min(self.compute, self.wire)
         return self.latency + busy + idle / 4
 
 
 def estimate(profile: Profile, place: Place, wanted: Signature, codec: Codec) -> Parts:
-    """Estimate what messages of a kind take by a codec."""
+    """Estimate the seconds of a kind of message by a codec."""
     p, h, per = place.ranks, place.hosts, place.ranks_per_host
     nbytes = whole_bytes(wanted, p)
     itemsize = as_dtype(wanted.dtype).itemsize
@@ -85,7 +85,7 @@ def estimate(profile: Profile, place: Place, wanted: Signature, codec: Codec) ->
 
 
 def refined(profile: Profile, place: Place, wanted: Signature, codec: Codec) -> float:
-    """Return the model's seconds of a kind of message by a codec; the estimate where it has no model of it."""
+    """Return the model's seconds of a kind of message by a codec; the estimate where no model covers it."""
     if wanted.op not in _MODELLED or _ALGORITHM not in algorithms(wanted.op):
         return estimate(profile, place, wanted, codec).seconds
     nbytes = whole_bytes(wanted, place.ranks)
@@ -101,18 +101,18 @@ def refined(profile: Profile, place: Place, wanted: Signature, codec: Codec) -> 
 
 
 def whole_bytes(wanted: Signature, ranks: int) -> int:
-    """Return the bytes of all ranks' parts together: of an all-gather a message is one rank's."""
+    """Return the bytes of all ranks' parts together: a message of an all-gather is one rank's part."""
     return wanted.nbytes * ranks if wanted.op == "all_gather" else wanted.nbytes
 
 
 def linear_bytes(nbytes: int, thin: int, codec: Codec) -> int:
-    """Return about the bytes of a matrix's factors: ``thin`` says how many times smaller those of rank 1 are."""
+    """Return about the bytes of a matrix's factors; ``thin`` says how many times smaller those of rank 1 are."""
     smaller = max(1.0, 0.75 * 2**thin / int(codec.params["rank"]))
     return int(nbytes / smaller)
 
 
 def slowed(profile: Profile, place: Place, speedup: float) -> Profile:
-    """Return the profile with the links that a communicator uses so many times as fast.
+    """Return the profile with the communicator's links at ``speedup`` times their speed.
 
     It has no curves of MPI's own operations: they were measured on the links as those were.
     """

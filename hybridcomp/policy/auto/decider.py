@@ -19,24 +19,24 @@ from hybridcomp.policy.auto.spec import Auto
 from hybridcomp.policy.auto.words import size_label, time_label
 from hybridcomp.policy.message import Choice, Message
 
-_REFINED = 2  # candidates that the model is asked about beside none: each takes it a fifth of a millisecond
-TRIED = 4  # of them at a time
-_NEAR = 1.6  # times the fastest predicted: what is farther off is not tried
-# But none is, where it is so many times the fastest, or takes so many seconds: it needs no trust in a profile.
+_REFINED = 2  # candidates that the model predicts beside none: each takes it a fifth of a millisecond
+TRIED = 4  # options of a kind of message, at most
+_NEAR = 1.6  # slower options than this factor on the fastest prediction are not tried
+# The codec none is tried even so, below so many times the fastest or so many seconds: it needs no trust in a profile.
 _NONE_NEAR, _NONE_SECONDS = 4.0, 5e-3
-_AS_FAST = 1.01  # of what is as fast, the first is taken: it is nearer to the values
-_TELLING_WIRE = 0.3  # of a message's seconds, as estimated: what spends less on the link does not tell of it
-_LEAST_WIRE = 0.02  # of a link's seconds: it is not believed to be faster than that at once
+_AS_FAST = 1.01  # options within this factor are equally fast, and none, else the first of them, is taken
+_TELLING_WIRE = 0.3  # share of a message's estimated seconds: with less on the link it does not tell of it
+_LEAST_WIRE = 0.02  # share of a link's seconds: the link is not believed to be faster than that at once
 _log = logging.getLogger("hybridcomp.auto")
 Array = npt.NDArray[np.float64]
 
 
 class FixedRules(Protocol):
-    """The policy that a decider belongs to."""
+    """Policy that a decider belongs to."""
 
     @property
     def auto(self) -> Auto | None:
-        """Return what ``auto`` is told."""
+        """Return the settings of ``auto``."""
 
     def choose(self, message: Message) -> Choice:
         """Choose by the rules of the policy alone."""
@@ -50,12 +50,12 @@ class FixedRules(Protocol):
 
 @dataclass(slots=True)
 class Option:
-    """A codec that a kind of message may take.
+    """Codec that a kind of message may take.
 
     Attributes:
-        codec, feedback: of it.
-        predicted: seconds of one message.
-        measured: seconds for each byte, the slowest rank's; None where it was not tried.
+        codec, feedback: codec and form of error feedback.
+        predicted: predicted seconds of one message.
+        measured: seconds for each byte on the slowest rank; None where it was not tried.
     """
 
     codec: Codec
@@ -66,16 +66,16 @@ class Option:
 
 @dataclass(slots=True)
 class Decision:
-    """The decision on one kind of message.
+    """Decision on one kind of message.
 
     Attributes:
-        signature: of the messages.
-        fidelity: their class.
-        example: the first of them, whose shape the candidates were asked about.
-        options: to choose from, the fastest predicted first.
-        choice: in use.
-        tried: the options were measured, or there is one only.
-        open: the class allows more than one codec, whether or not more are options now.
+        signature: signature of the messages.
+        fidelity: class of fidelity.
+        example: first of the messages, whose shape the candidates were asked about.
+        options: options to choose from, the fastest predicted first.
+        choice: choice in use.
+        tried: whether the options were measured, or there is only one.
+        open: whether the class allows more than one codec, even if no more than one is an option now.
     """
 
     signature: Signature
@@ -92,16 +92,16 @@ class Decision:
 
 
 class Decider:
-    """The decisions of one communicator, alike on all ranks, which ask about the same messages in the same order.
+    """Decisions of one communicator, alike on all ranks, which ask about the same messages in the same order.
 
     Args:
-        rules: the policy.
-        profile: rank 0's.
-        place: of the ranks.
+        rules: policy.
+        profile: rank 0's profile.
+        place: hosts and engine of the ranks.
 
     Attributes:
-        profile: with the speed of links as this job has found it.
-        version: grows whenever answers may have changed.
+        profile: profile with the speed of links as this job has found it.
+        version: number that grows whenever answers may have changed.
     """
 
     def __init__(self, rules: FixedRules, profile: Profile, place: Place) -> None:
@@ -121,7 +121,7 @@ class Decider:
         return self._rules.same_as_step(step)
 
     def choose(self, message: Message) -> Choice:
-        """Choose the codec of a message: what its kind of messages has been decided to take."""
+        """Choose the codec of a message by the decision on its kind of messages."""
         settled = self._rules.settles(message)
         if settled is not None:
             return settled
@@ -138,7 +138,7 @@ class Decider:
             if choice.codec.can_carry(message.dtype, message.dims) is not None:  # the example could be
                 return Choice(NONE, None, choice.reason)
             self._owing.add(key)
-        elif key in self._owing and choice.codec.lossless:  # what is lossy leaves a residual itself: it stays
+        elif key in self._owing and choice.codec.lossless:  # lossy codecs leave a residual again
             self._owing.discard(key)
             return Choice(choice.codec, EF, "auto: with what error feedback still owes", once=True)
         return choice
@@ -150,7 +150,7 @@ class Decider:
         return decision
 
     def _predict(self, decision: Decision, *, before: Codec | None = None) -> None:
-        """Choose by what the profile predicts; keep what was chosen before among the options."""
+        """Choose by the profile's predictions; keep the choice before among the options."""
         signature = decision.signature
         found = candidates(decision.fidelity, decision.example)
         rest = sorted(found[1:], key=lambda c: self._estimate(signature, c[0]))
@@ -189,7 +189,7 @@ class Decider:
         return [d for d in self._decisions.values() if d.open and d.signature.op != "send"]
 
     def untried(self) -> list[Decision]:
-        """Return those with options that were not measured yet."""
+        """Return the watched decisions with options that were not measured yet."""
         return [d for d in self.watched() if not d.tried]
 
     def try_option(self, decisions: Sequence[Decision], index: int) -> None:
@@ -206,9 +206,9 @@ class Decider:
         """Take the fastest option of each decision.
 
         Args:
-            decisions: that were tried.
-            seconds: for each byte, of each decision and option (``TRIED`` of them); not finite where it is not known.
-            operation: at which this is decided, for the reason.
+            decisions: decisions that were tried.
+            seconds: seconds for each byte, of each decision and option (``TRIED`` of them); not finite where not known.
+            operation: number of the operation at which this is decided, for the reason.
         """
         for decision, row in zip(decisions, seconds.reshape(len(decisions), -1), strict=True):
             decision.tried = True
@@ -216,7 +216,7 @@ class Decider:
             known = [(s, o) for s, o in zip(row.tolist(), options, strict=False) if np.isfinite(s)]
             size = size_label(decision.signature.nbytes)
             whole = whole_bytes(decision.signature, self.place.ranks)
-            if len(known) < len(options):  # too few of them: what was predicted stands
+            if len(known) < len(options):  # too few of them: the prediction stands
                 best = options[0]
                 how = f"{time_label(best.predicted)} predicted"
             else:
@@ -235,7 +235,7 @@ class Decider:
         self.version += 1
 
     def predicted(self, decisions: Sequence[Decision]) -> Array:
-        """Return the seconds predicted for each byte of decisions."""
+        """Return the predicted seconds for each byte of decisions."""
         return np.array(
             [
                 next(o.predicted for o in d.options if o.codec == d.choice.codec)
@@ -245,13 +245,13 @@ class Decider:
         )
 
     def link_changed(self, seconds: Array, before: Array, nbytes: Array, operation: int) -> bool:
-        """Reckon how fast the link has become, and decide anew by that; return whether any choice is another one.
+        """Estimate how fast the link has become, and decide anew by that; return whether any choice is another one.
 
         Args:
-            seconds: for each byte, of each of :meth:`watched`, now; NaN where there was none.
-            before: the same, when they were decided.
-            nbytes: that each has carried.
-            operation: at which this is decided, for the reason.
+            seconds: seconds for each byte, of each of :meth:`watched`, now; NaN where there was none.
+            before: seconds for each byte when they were decided.
+            nbytes: bytes that each has carried.
+            operation: number of the operation at which this is decided, for the reason.
         """
         wire_before = wire_now = 0.0
         for decision, now, then, weight in zip(self.watched(), seconds, before, nbytes, strict=False):
@@ -277,7 +277,7 @@ class Decider:
     # -- written -------------------------------------------------------------------------------------
 
     def choices(self) -> list[FrozenChoice]:
-        """Return what was decided, to be frozen."""
+        """Return all decisions as frozen choices."""
         return [
             FrozenChoice(signature, d.choice.codec.spec, d.choice.feedback, d.choice.reason)
             for signature, d in self._decisions.items()

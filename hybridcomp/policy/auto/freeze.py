@@ -1,4 +1,4 @@
-"""Write what ``auto`` has decided as a policy that says the same without measuring, and read such a section.
+"""Write the decisions of ``auto`` as a policy that makes the same ones without measuring, and read such a section.
 
 .. code-block:: toml
 
@@ -51,7 +51,7 @@ _MOST_BYTES, _MOST_THIN = 1 << 62, 64
 
 
 class Frozen(Protocol):
-    """A source of choices that were made, for :class:`Freezer`."""
+    """Source of choices that were made, for :class:`Freezer`."""
 
     def choices(self) -> list[FrozenChoice]:
         """Return its choices."""
@@ -81,7 +81,7 @@ def read_auto(table: dict[str, Any]) -> Auto:
     """Read the section ``[auto]`` of a policy.
 
     Raises:
-        ValueError: what is wrong, with the key.
+        ValueError: the section is wrong; with the key.
     """
     classes: dict[str, str] = {}
     for key, value in table.items():
@@ -140,13 +140,13 @@ def _choice(auto: Auto, number: int, table: dict[str, Any]) -> FrozenChoice:
 
 
 class Freezer(FilesAtExit[tuple[Auto, Frozen]]):
-    """The files that this process writes as it ends, each with the choices of its communicators."""
+    """Files that this process writes as it ends, each with the choices of its communicators."""
 
     def __init__(self) -> None:
         super().__init__("freeze choices", _text)
 
     def add(self, auto: Auto, decider: Frozen) -> None:
-        """Have what a decider has decided written to the file that ``auto`` names.
+        """Have a decider's decisions written to the file that ``auto`` names.
 
         Raises:
             PolicyError: the file's folder does not exist.

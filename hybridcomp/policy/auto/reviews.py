@@ -1,7 +1,7 @@
 """Measure a communicator's decisions and change them, at the same operation on all ranks and without their waiting.
 
-Operations are counted alike on all ranks, so what is done at a number of operations is done alike. Early in a job the
-options of each decision take turns; then ranks exchange what they have measured, by one small reduction to the slowest
+Operations are counted alike on all ranks, so ranks act alike if they act at the same number. Early in a job the
+options of each decision take turns; then ranks exchange their measurements, by one small reduction to the slowest
 rank's times. It travels beside the next operations, and takes effect :data:`LAG` operations later: by then it has long
 ended, and a rank that is so many operations ahead of another waits for it. From then on the times are compared, again
 and again, with those of the beginning: where they have changed, so has the link.
@@ -20,23 +20,23 @@ from hybridcomp.policy.auto.decider import TRIED, Array, Decider, Decision
 FIRST = 8  # operations, before anything is tried
 LAG = 8  # operations from an exchange to its effect
 _LEAST, _MOST = 11, 4096  # operations between two exchanges
-_WORTH = 200.0  # times what an exchange takes between two of them: half a percent
-# Seconds of operations between them, at least: a rank that is kept from its core for a while is no slower link.
+_WORTH = 200.0  # an exchange's seconds fit so often between two exchanges: half a percent
+# Least seconds of operations between exchanges: a rank that is kept from its core for a while is no slower link.
 _SPAN = 0.2
-# Operations until it is asked again whether there is anything to decide: twice as many each time.
+# Operations until the next look for something to decide: twice as many each time.
 _IDLE, _MOST_IDLE = 64, 512
-# Operations of a turn that are counted: as many as take so many seconds. As many are before them, which compile
+# Operations of a turn that are counted: as many as take so many seconds. As many precede them, which compile
 # schedules and meet the link as the turn before has left it.
 _COUNTED, _LEAST_COUNTED, _MOST_COUNTED = 10e-3, 2, 64
 _MOST_TURN = 512
-_ROUNDS = 3  # that options take turns; the middle one counts
-# Times slower or faster that are a change of the link if they last for three intervals, or two.
+_ROUNDS = 3  # turns of each option; the middle one counts
+# Factors of time that are a change of the link if they last for three intervals, or two.
 _CHANGED, _CHANGED_MUCH = 1.3, 2.0
-_WRONG = 2.5  # times slower or faster than predicted: the profile is of another link
-_OF_LINK = 1 << 16  # bytes of a message, from which on the link decides what it takes
-_PLAINLY = 1 << 18  # of one that is compared with what was predicted
-_BASE = 3  # intervals whose middle later ones are compared with
-_CALMER = 1.15  # times as much it takes after a change that changed no choice
+_WRONG = 2.5  # factor between measured and predicted times: the profile is of another link
+_OF_LINK = 1 << 16  # bytes of a message, from which on the link decides its time
+_PLAINLY = 1 << 18  # bytes of a message that is compared with its prediction
+_BASE = 3  # first intervals, with whose middle later ones are compared
+_CALMER = 1.15  # factor on the limit after a change that changed no choice
 
 Row = tuple[str, str, str, int, int, float]  # operation, codec, reason, calls, raw bytes, seconds
 Totals = dict[tuple[str, str, str], tuple[int, int, float]]
@@ -44,14 +44,14 @@ Gather = Callable[[Array], Callable[[], Array]]
 
 
 class Reviews:
-    """The reviews of one communicator's decisions.
+    """Reviews of one communicator's decisions.
 
     Args:
-        decider: whose decisions.
-        rows: returns the totals of operations that have ended here.
-        gather: starts to gather all ranks' values [n]; returns what waits for them, [ranks, n].
-        changed: called where answers may be other ones now.
-        clock: returns seconds; of what exchanges cost, which decides how often they come.
+        decider: decider whose decisions are reviewed.
+        rows: function that returns the totals of operations that have ended here.
+        gather: function that starts to gather all ranks' values [n]; returns one that waits for them, [ranks, n].
+        changed: function called where answers may have changed.
+        clock: function that returns seconds; it measures the cost of exchanges, which decides how often they come.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Reviews:
         self._operation = 0
 
     def review(self, operation: int) -> int:
-        """Do what is due at a number of operations; return how many more are to pass until something is.
+        """Do the work due at a number of operations; return how many more are to pass until the next work.
 
         Args:
-            operation: that comes next: the same number on all ranks.
+            operation: number of the next operation, the same on all ranks.
         """
         self._operation = operation
         return next(self._steps)
@@ -91,7 +91,7 @@ class Reviews:
                 idle = min(2 * idle, _MOST_IDLE)
 
     def _largest(self, values: Array) -> Callable[[], Array]:
-        """Start to find the largest of all ranks' values; return what waits for them."""
+        """Start to find the largest of all ranks' values; return a function that waits for them."""
         wait = self._gather(values)
         return lambda: wait().max(axis=0)
 
@@ -145,7 +145,7 @@ class Reviews:
         plain = np.array([d.choice.codec.lossless and d.signature.nbytes >= _PLAINLY for d in watched])
         compared = _Comparison()
         cost, interval = 0.0, _LEAST
-        # An exchange for which a rank was late took longer, and would put off the next ones.
+        # Count the cheapest exchange: one for which a rank was late took longer, and would put off the next ones.
         cheapest = math.inf
         yield 1 + len(watched)  # compiles schedules
         while True:
@@ -156,7 +156,7 @@ class Reviews:
             passed = self._clock() - began
             began = self._clock()
             found = np.array(self._since(before, watched), float).reshape(len(watched), 3)
-            # In a job that computes between operations, exchanges cost as little a part of what those take.
+            # In a job that computes between operations, exchanges cost that small part of the operations' seconds, too.
             took = min(passed, found[:, 2].sum()) / max(1, self._operation - first)
             each = np.full(len(watched), -1.0)
             some = telling & (found[:, 0] > 0) & (found[:, 1] > 0)
@@ -174,9 +174,9 @@ class Reviews:
                 cheapest = min(cheapest, spent)
                 interval = min(2 * interval, _interval(took, cheapest))
             base = compared.base(now)
-            if base is None:  # with what the profile says, once
+            if base is None:  # the first time, compare with the profile's predictions
                 base = decider.predicted(watched)
-                # What computes may be slower than predicted for want of cores; that says nothing of the link.
+                # Codecs may be slower than predicted for want of cores; that says nothing of the link.
                 base[~plain & (now > base)] = np.nan
                 changed = _far(now * nbytes, base * nbytes) > _WRONG
             else:
@@ -190,14 +190,14 @@ class Reviews:
 
 
 class _Comparison:
-    """The comparison of intervals with the first ones, which tells changes from times that waver."""
+    """Comparison of intervals with the first ones, which tells changes from times that waver."""
 
     def __init__(self) -> None:
         self._history: list[Array] | None = None  # the first intervals; None before any
         self._limit, self._changes = _CHANGED, 0
 
     def base(self, now: Array) -> Array | None:
-        """Return what an interval is compared with, and keep it if it is one of the first; None at the first time."""
+        """Return the values to compare an interval with, and keep it if it is an early one; None at the first time."""
         if not np.isfinite(now).any():
             return now
         history, first = self._history or [], self._history is None
@@ -212,18 +212,18 @@ class _Comparison:
         return self._changes > 2 or (self._changes > 1 and much)
 
     def begin(self, other: bool) -> None:
-        """Begin anew after a change; one that made for no ``other`` choices has the next one take more."""
+        """Begin anew after a change; where no ``other`` choices came of it, the next change has to be larger."""
         self._limit = _CHANGED if other else self._limit * _CALMER
         self._history, self._changes = [], 0
 
 
 def _of_link(decision: Decision) -> bool:
-    """Tell whether the link decides what a message takes."""
+    """Tell whether the link decides the time of a kind of message."""
     return decision.signature.nbytes >= _OF_LINK
 
 
 def _middle(rounds: Array) -> Array:
-    """Return medians over the first dimension of what is known; infinite where nothing is."""
+    """Return medians of known values over the first dimension; infinite where none is known."""
     known = np.isfinite(rounds)
     ordered = np.sort(np.where(known, rounds, np.inf), axis=0)
     middle = np.take_along_axis(ordered, np.maximum(known.sum(axis=0) - 1, 0)[None] // 2, axis=0)[0]
@@ -231,13 +231,13 @@ def _middle(rounds: Array) -> Array:
 
 
 def _counted(decision: Decision) -> int:
-    """Return how many operations of a kind count of a turn."""
+    """Return the number of operations of a kind that count in a turn."""
     wanted = _COUNTED / max(decision.options[0].predicted, 1e-6)
     return int(min(max(wanted, _LEAST_COUNTED), _MOST_COUNTED))
 
 
 def _far(now: Array, before: Array) -> float:
-    """Return how many times as large the larger of two sums is, of what is known in both."""
+    """Return the factor between two sums, at least 1, over values that are known in both."""
     known = np.isfinite(now * before)
     if not known.any():
         return 1.0
@@ -246,6 +246,6 @@ def _far(now: Array, before: Array) -> float:
 
 
 def _interval(took: float, cost: float) -> int:
-    """Return the operations between two exchanges, whose cost is to be nothing that can be measured."""
+    """Return the operations between two exchanges that make their cost too small to measure."""
     wanted = max(_WORTH * cost, _SPAN) / took if took > 0 else _LEAST
     return int(min(_MOST, max(_LEAST, math.ceil(wanted))))

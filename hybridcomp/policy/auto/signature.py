@@ -1,4 +1,4 @@
-"""Define what ``auto`` tells messages apart by, and a choice that is fixed for one kind of them."""
+"""Define the signature by which ``auto`` tells messages apart, and a choice that is fixed for one kind of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _EIGHTHS = 4  # bits of a size that count: sizes within an eighth of each other 
 
 
 class Signature(NamedTuple):
-    """The kind of a message: all ranks have the same ones, in the same order.
+    """Kind of a message: all ranks have the same kinds, in the same order.
 
     Attributes:
-        axis, op: of the message.
-        dtype: its label, ``float32``.
-        nbytes: that travel together, rounded down to an eighth of a power of two.
-        named: it has a name, under which error feedback can be kept.
-        thin: bits of how many times smaller than the array a matrix's rank-1 factors are; 0 for what is no matrix.
+        axis, op: axis and operation of the message.
+        dtype: label of the dtype, ``float32``.
+        nbytes: bytes that travel together, rounded down to an eighth of a power of two.
+        named: whether it has a name, under which error feedback can be kept.
+        thin: bits of how many times smaller than the array a matrix's rank-1 factors are; 0 for other shapes.
     """
 
     axis: str
@@ -43,13 +43,13 @@ class Signature(NamedTuple):
 
 
 class FrozenChoice(NamedTuple):
-    """A choice that is fixed.
+    """Choice that is fixed.
 
     Attributes:
-        signature: of the messages that it is for.
-        codec: spec.
+        signature: signature of the messages that it is for.
+        codec: spec of the codec.
         feedback: spec of the form of error feedback; None for none.
-        reason: why, in the job that made it.
+        reason: reason in the job that made it.
     """
 
     signature: Signature

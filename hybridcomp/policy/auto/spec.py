@@ -1,4 +1,4 @@
-"""Define what ``auto`` may do: a class of fidelity for each axis, and choices that an earlier job has frozen."""
+"""Define the settings of ``auto``: a class of fidelity for each axis, and choices that an earlier job has frozen."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _GATHERS_PARAMETERS = ("dp", "fsdp")  # these axes' all-gathers are of parameter
 
 @dataclass(frozen=True)
 class Auto:
-    """What ``auto`` is told.
+    """Settings of ``auto``.
 
     Attributes:
-        classes: by axis (``dp``) or axis and operation (``dp.all_gather``) a class of :data:`CLASSES`; what it does not
-            name has the class of :func:`usual_class`.
+        classes: class of :data:`CLASSES` by axis (``dp``) or axis and operation (``dp.all_gather``); all others have
+            the class of :func:`usual_class`.
         frozen: choices to make without measuring; empty to decide.
         freeze: file that rank 0 writes the choices to as the job ends; None for none.
     """
@@ -47,17 +47,17 @@ class Auto:
         return given or usual_class(axis, op)
 
     def canonical(self) -> str:
-        """Return all of it that decides, as text in a fixed order."""
+        """Return all settings that decide, as text in a fixed order."""
         classes = ",".join(f"{key}={value}" for key, value in sorted(self.classes.items()))
         return f"auto {classes} {self.frozen!r}"
 
 
 def usual_class(axis: str, op: str) -> str:
-    """Return the class of an axis and operation of which nobody says anything.
+    """Return the class of an axis and operation for which none is given.
 
-    Gradients over ``dp`` are summed again in every step, so error feedback makes up for what a codec loses; activations
-    and the sums of other groups, which may be gradients, bear 8 bits; what has no other copy stays exact: parameters
-    that are gathered, what comes from or goes to one rank, and everything that nobody knows.
+    Gradients over ``dp`` are summed again in every step, so error feedback makes up for a codec's losses; activations
+    and the sums of other groups, which may be gradients, bear 8 bits; values without another copy stay exact: gathered
+    parameters, messages from or to one rank, and all unknown operations.
     """
     if op in ROOTED:
         return EXACT
@@ -72,7 +72,7 @@ def parse_spec(text: str) -> Auto:
     """Parse ``auto`` or ``auto:dp=safe,tp=exact,freeze=choices.toml``.
 
     Raises:
-        PolicyError: says what is wrong, and what is allowed.
+        PolicyError: the text is wrong; says what is allowed.
     """
     _, _, options = text.partition(":")
     classes: dict[str, str] = {}
@@ -97,10 +97,10 @@ def parse_spec(text: str) -> Auto:
 
 
 def checked_class(key: str, value: Any) -> str:
-    """Return the class of an axis, or of its operation, once it is known to be one.
+    """Return the class of an axis, or of its operation, after checking both.
 
     Raises:
-        ValueError: it is none, or there is no such operation.
+        ValueError: the class is none of :data:`CLASSES`, or there is no such operation.
     """
     if value not in CLASSES:
         raise ValueError(f"the class of {key} must be one of {', '.join(CLASSES)}, not {value!r}")

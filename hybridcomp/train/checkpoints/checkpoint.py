@@ -1,8 +1,8 @@
-"""Checkpoints through ``torch.distributed.checkpoint``: weights, optimizer, RNG, error-feedback memory.
+"""Write and load checkpoints by ``torch.distributed.checkpoint``: weights, optimizer, RNG, error-feedback memory.
 
 A key begins with the model-parallel place that owns the tensor (``pp0.tp1.``), which replicas share, so
-that each tensor is written once; of what one replica alone has, with its number, too (``pp0.tp1.dp2.``). What
-every rank has for itself begins with ``rank3.``.
+that each tensor is written once; for a tensor that one replica alone has, with the replica, too (``pp0.tp1.dp2.``).
+Keys of tensors that every rank has for itself begin with ``rank3.``.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from hybridcomp.train.topology import Topology
 
 @dataclass(frozen=True)
 class Trained:
-    """The state that training changes.
+    """State that training changes.
 
     Attributes:
-        parameters: by name.
-        optimizer: theirs.
-        extra: what the schedule needs beside, by name.
+        parameters: parameters by name.
+        optimizer: optimizer of the parameters.
+        extra: further tensors that the schedule needs, by name.
         apart: names of the parameters that this replica alone has.
         whole: parameters of the model of which ``parameters`` has flat parts, by name.
-        buffers: of the model, by name.
+        buffers: buffers of the model, by name.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -58,19 +58,19 @@ def save_checkpoint(
     beside, then renamed.
 
     Args:
-        checkpoint: the record; its path is where the checkpoint will be.
-        trained: is saved.
+        checkpoint: record; its path is where the checkpoint will be.
+        trained: state to save.
         traffic: int64, this rank's byte counters.
-        topology: the mesh.
-        keep: newest checkpoints of the folder that stay.
+        topology: mesh of the ranks.
+        keep: number of the folder's newest checkpoints to keep.
 
     Raises:
-        ConfigError: that is not possible, the disk is full, say; on rank 0 alone, if rank 0 alone cannot.
+        ConfigError: the disk is full, say; on rank 0 alone, if rank 0 alone cannot write.
     """
     beside = checkpoint.path.with_name(f".{checkpoint.path.name}.partial")
     if topology.rank == 0:
         with _written(checkpoint.path):
-            for left in checkpoint.path.parent.glob(".step-*"):  # by a process that was killed
+            for left in checkpoint.path.parent.glob(".step-*"):  # left by a process that was killed
                 shutil.rmtree(left)
             beside.mkdir(parents=True)
     dist.barrier()
@@ -100,13 +100,13 @@ def load_checkpoint(
     """Load the checkpoint's state in place; collective.
 
     Args:
-        checkpoint: what to load.
-        trained: receives what it was.
-        topology: the mesh.
+        checkpoint: checkpoint to load.
+        trained: state that receives the tensors.
+        topology: mesh of the ranks.
         same_policy: whether to load the error-feedback memory, which belongs to the policy that made it.
 
     Returns:
-        This rank's byte counters, as they were given to :func:`save_checkpoint`.
+        The byte counters of this rank that were given to :func:`save_checkpoint`.
 
     Raises:
         ConfigError: the checkpoint cannot be read, or lacks a tensor that this run needs.
@@ -133,7 +133,7 @@ def _rank_prefix(topology: Topology) -> str:
 
 
 def _model_state(trained: Trained, topology: Topology) -> dict[str, Tensor]:
-    """Return the tensors themselves, by key; makes the optimizer's moments if there are none yet."""
+    """Return the tensors themselves, by key; make the optimizer's moments if there are none yet."""
     place = f"pp{topology.pp}.tp{topology.tp}."
     state = {f"{place}schedule.{name}": tensor for name, tensor in trained.extra.items()}
     state |= {f"{place}model.{name}": parameter.detach() for name, parameter in trained.whole.items()}
@@ -156,9 +156,9 @@ def _written(path: Path) -> Iterator[None]:
 
 
 def _prune(written: Path, keep: int) -> None:
-    """Remove the checkpoints before the ``keep`` newest, and what is left of others that were removed or replaced.
+    """Remove the checkpoints before the ``keep`` newest, and the remains of others that were removed or replaced.
 
-    Later ones than that written are damaged, and do not count.
+    Checkpoints later than the written one are damaged, and do not count.
     """
     found = sorted(path for path in written.parent.glob("step-*") if path.name <= written.name)
     kept = [path for path in found if (path / RECORD).is_file()][-keep:]

@@ -1,6 +1,6 @@
 """Find the checkpoint from which a run resumes, and check that it is whole and fits.
 
-Imports no torch: ranks do not exist yet.
+The module imports no torch: ranks do not exist yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECORD = "checkpoint.json"
 _OWN = "crc32"  # key of the record's own checksum
 _PIECE_BYTES = 1 << 22
 _SAME_TOPOLOGY = ("dp", "pp", "tp", "schedule", "virtual_stages", "shard", "sync", "optimizer", "stream_rank")
-# What runs were that do not say it.
+# Settings of runs that were written before these fields existed.
 _BEFORE: dict[str, Any] = {
     "optimizer": "adamw", "stream_rank": None, "tp_autoencoder": 0, "tp_autoencoder_from": 0, "pp_neurons": 0.0,
     "pp_neurons_after": [],
@@ -33,15 +33,15 @@ _SAME_BATCHES = ("micro_batches", "micro_batch_size", "seed")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A finished checkpoint on disk.
+    """Finished checkpoint on disk.
 
     Attributes:
-        path: its folder.
-        step: optimizer steps done.
+        path: folder of the checkpoint.
+        step: number of optimizer steps done.
         elapsed: seconds of training until then.
-        policy: digest of the policy that it was made under.
-        run: what must be the same in a run that goes on from it.
-        passed_over: what is wrong with the newer checkpoints in place of which this one was found.
+        policy: digest of the policy of its run.
+        run: settings that must be the same in a run that goes on from it.
+        passed_over: what is wrong with newer checkpoints that were passed over for this one.
     """
 
     path: Path
@@ -93,7 +93,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names of a folder's files on the disk."""
+    """Make the names of a folder's files durable on the disk."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(number)
@@ -105,11 +105,11 @@ def find_checkpoint(config: TrainConfig, *, contents: bool = True) -> Checkpoint
     """Return the checkpoint that ``--resume`` names, or None where there is nothing to resume.
 
     Args:
-        config: ``resume`` is a folder, or ``auto``: then it is the newest of the run that is whole.
-        contents: compare the contents of its files, too, not their sizes alone.
+        config: configuration whose ``resume`` is a folder, or ``auto``: the newest whole checkpoint of the run.
+        contents: whether to compare the contents of its files, too, not their sizes alone.
 
     Raises:
-        ConfigError: it does not exist or cannot be read.
+        ConfigError: the checkpoint does not exist or cannot be read.
     """
     if config.resume is None:
         return None
@@ -149,11 +149,11 @@ def read_checkpoint(path: Path, *, contents: bool = True) -> Checkpoint:
     """Read the record of the checkpoint in folder ``path``; the files that it names are there, and whole.
 
     Args:
-        path: of the folder.
-        contents: compare the contents of the files, too, not their sizes alone.
+        path: path of the folder.
+        contents: whether to compare the contents of the files, too, not their sizes alone.
 
     Raises:
-        ConfigError: it is damaged; names the checkpoint before it, if there is one.
+        ConfigError: the checkpoint is damaged; names the one before it, if there is one.
     """
     try:
         return _read(path, contents)
@@ -164,7 +164,7 @@ def read_checkpoint(path: Path, *, contents: bool = True) -> Checkpoint:
 def _read(path: Path, contents: bool) -> Checkpoint:
     try:
         record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-        # Of a name alone: nothing outside the folder is looked at. Before checksums there were sizes alone.
+        # Only the last part of a name, to look at nothing outside the folder. Old records have sizes without checksums.
         files = {
             Path(name).name: (int(file), None)
             if isinstance(file, int)
@@ -189,7 +189,7 @@ def _read(path: Path, contents: bool) -> Checkpoint:
 
 
 def _own_checksum(record: dict[str, Any]) -> str:
-    """Return the CRC-32 of what a record says, in hex."""
+    """Return the CRC-32 of a record's contents, in hex."""
     said = {key: value for key, value in record.items() if key != _OWN}
     return f"{zlib.crc32(json.dumps(said, sort_keys=True).encode()):08x}"
 
@@ -207,7 +207,7 @@ def _checksum(path: Path) -> str:
 
 
 def _one_before(path: Path) -> str:
-    """Say what to do about a damaged checkpoint, where there is an older one; else return an empty string."""
+    """Return advice about a damaged checkpoint, where there is an older one; else an empty string."""
     older = [p.parent for p in path.parent.glob(f"step-*/{RECORD}") if p.parent.name < path.name]
     return f"; the one before it: --resume {max(older)}" if older else ""
 

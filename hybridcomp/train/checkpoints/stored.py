@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from hybridcomp.errors import ConfigError
 
-# What a checkpoint's ``.metadata`` is made of, as torch writes it: data, and nothing that does anything.
+# Types in a checkpoint's ``.metadata``, as torch writes it: data, and nothing that does anything.
 _DATA = frozenset(
     [
         *(
@@ -32,7 +32,7 @@ _DATA = frozenset(
         ("torch.serialization", "_get_layout"),
         ("torch", "Size"),
         ("pathlib", "PosixPath"),
-        ("pathlib._local", "PosixPath"),  # of Python 3.13
+        ("pathlib._local", "PosixPath"),  # name in Python 3.13
     ]
 )  # fmt: skip
 
@@ -41,7 +41,7 @@ class _Unpickler(pickle.Unpickler):
     """Read a checkpoint's metadata, and execute nothing that somebody may have put there."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class or function that is named there, if it is one of data."""
+        """Return a class or function by name, if it is one of data."""
         if (module, name) in _DATA or (
             module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         ):
@@ -50,7 +50,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Reader(FileSystemReader):
-    """Read a checkpoint as torch does, but for its metadata, which torch unpickles without asking what it executes."""
+    """Read a checkpoint as torch does, but its metadata safely: torch unpickles that without checking what it runs."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the metadata."""
@@ -90,15 +90,15 @@ def read(state: dict[str, Tensor], path: Path, *, alone: bool = False) -> None:
     """Fill tensors by key.
 
     Args:
-        state: the tensors.
-        path: of the checkpoint.
-        alone: this process reads by itself; else collective.
+        state: tensors to fill, by key.
+        path: path of the checkpoint.
+        alone: whether this process reads by itself; else collective.
 
     Raises:
-        ConfigError: it cannot be read; on all ranks.
+        ConfigError: the checkpoint cannot be read; on all ranks.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch warns of what is meant: one process
+        with warnings.catch_warnings(action="ignore"):  # torch warns of one process, as intended
             load(state, storage_reader=_Reader(str(path)), no_dist=alone)
     except (CheckpointException, Exception) as error:
         raise ConfigError(f"cannot read the checkpoint {path}: {_cause(error)}") from error
@@ -108,12 +108,12 @@ def write(state: dict[str, Tensor], path: Path) -> None:
     """Write tensors by key into a folder; collective.
 
     Raises:
-        ConfigError: that is not possible, the disk is full, say; on all ranks.
+        ConfigError: the disk is full, say; on all ranks.
     """
     try:
         save(state, checkpoint_id=str(path))
     except (CheckpointException, Exception) as error:
-        # torch's writer fails once more at closing a file that it could not write, and says no more than that.
+        # torch's writer fails once more at closing a file that it could not write, and reports only that.
         free, need = shutil.disk_usage(path).free, sum(tensor.nbytes for tensor in state.values())
         full = (
             f"the disk is full, {free} bytes are free and this rank's part has {need}: "

@@ -1,4 +1,4 @@
-"""Choco: gossip of compressed differences to what neighbours know already."""
+"""Gossip compressed differences to the values that neighbours know already: Choco."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Choco(Rule):
 
     Koloskova, Stich, Jaggi: "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
     Communication" (arXiv 1902.00340), algorithms 1 and 2. Every rank i knows the estimates x^_i and those x^_j of its
-    neighbours, which all that know one have alike, bit for bit. A mixing, with a codec C:
+    neighbours; all ranks that know an estimate have it alike, bit for bit. A mixing, with a codec C:
 
     1.  q_i = C(x_i - x^_i), tensor by tensor, goes to all neighbours.
     2.  x^_i += q_i, and x^_j += q_j.
     3.  x_i += gamma * sum over neighbours j of W_ij (x^_j - x^_i).
 
-    Beside the tensors it takes their size once, and once for each neighbour.
+    Beside the tensors it needs memory of their size once, and once for each neighbour.
 
     Attributes:
-        codec: C; any.
-        gamma: the factor; one that suits the codec has to be found, and too large a one diverges.
+        codec: codec C; any.
+        gamma: factor gamma; a value that suits the codec has to be found, and too large a one diverges.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Choco(Rule):
         Args:
             tensors, neighbours: see :class:`~hybridcomp.train.gossip.rules.Rule`.
             codec, gamma: see the attributes.
-            alike: all ranks have the same tensors now, and these are the estimates; else they are zero.
+            alike: whether all ranks have the same tensors now, and these are the estimates; else they are zero.
         """
         super().__init__(tensors, neighbours)
         self.codec = codec
@@ -57,7 +57,7 @@ class Choco(Rule):
         return self.neighbours.rank
 
     def mix(self, step: int) -> None:
-        """See :meth:`Rule.mix`."""
+        """Mix as :meth:`Rule.mix` does."""
         neighbours = self.neighbours
         call = neighbours.begin(self.codec.spec, self.nbytes)
         with call.encoding():
@@ -81,7 +81,7 @@ class Choco(Rule):
         return at
 
     def _take(self, message: ByteArray, estimates: dict[str, Array]) -> None:
-        """Add a rank's messages to what is known of it."""
+        """Add a rank's messages to its estimates."""
         at = 0
         for estimate in estimates.values():
             end = at + HEADER_BYTES + peek(message[at : at + HEADER_BYTES], message.size - at).payload
@@ -89,5 +89,5 @@ class Choco(Rule):
             at = end
 
     def state(self) -> dict[str, Array]:
-        """See :meth:`Rule.state`: the estimates of this rank and its neighbours."""
+        """Return the state, see :meth:`Rule.state`: the estimates of this rank and its neighbours."""
         return {f"estimate{rank}": flat for rank, flat in self._known.items()}

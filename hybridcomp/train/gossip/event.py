@@ -1,4 +1,4 @@
-"""EventGraD: a tensor goes to the neighbours only when it has changed by enough, by one-sided puts."""
+"""Put a tensor to the neighbours, one-sidedly, only when it has changed by enough: EventGraD."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class EventGossip(Rule):
     2.  If ||w - w_sent|| has reached it, or in the first ``warmup`` mixings, w is put into all neighbours' memory. The
         slope is that norm over the mixings since the last put, and the threshold becomes ``reach`` times the mean
         of the last two slopes.
-    3.  w += sum over neighbours j of W_ij (w_j - w), with w_j as last heard of; with ``stale="skip"`` only over those
-        of whom w_j was heard in this mixing. With ``stale="pair"`` w += sum of W_ij (w_j - w_sent) over those pairs of
-        which one has put w in this mixing: both ends move as far towards each other, so that the mean of all stays
-        where it is, unless ``ordered`` is false.
-        Differences of what was sent are from SPARQ-SGD (Singh, Data, George, Diggavi, arXiv 1910.14280), which adds
+    3.  w += sum over neighbours j of W_ij (w_j - w), with w_j as last received; with ``stale="skip"`` only over the
+        neighbours whose w_j was received in this mixing. With ``stale="pair"`` w += sum of W_ij (w_j - w_sent) over the
+        pairs of which one has put w in this mixing: both ends move equally far towards each other, so that the mean of
+        all stays where it is, unless ``ordered`` is false.
+        Differences of sent values are from SPARQ-SGD (Singh, Data, George, Diggavi, arXiv 1910.14280), which adds
         them in every mixing, times a factor that is to be tuned.
 
-    The authors' code compares norms, | ||w|| - ||w_sent|| |, which does not see a tensor that turns, and reads memory
+    The authors' code compares norms, | ||w|| - ||w_sent|| |, which ignores a tensor that turns, and reads memory
     that is being written to. Here the norm is of the difference, and a record that is not whole is not taken: see
     :mod:`.window`.
 
     Attributes:
-        messages: int64 [2], tensors that this rank might have put to its neighbours up to now, and those that it has.
+        messages: int64 [2], numbers of tensors that this rank might have put to its neighbours so far, and has put.
     """
 
     def __init__(
@@ -50,19 +50,19 @@ class EventGossip(Rule):
         stale: str = "mix",
         ordered: bool = True,
     ) -> None:
-        """Begin with neighbours that are taken to have this rank's tensors.
+        """Begin as if the neighbours had this rank's tensors.
 
         Args:
             tensors, neighbours: see :class:`~hybridcomp.train.gossip.rules.Rule`.
-            window: of the graph's neighbours, for these tensors in order.
-            horizon: a threshold's factor in a mixing; 0 sends always.
-            warmup: mixings in which all tensors are sent.
-            reach: slopes that a tensor changes by before it is sent.
-            stale: ``mix``: what was heard of before is mixed with again, which pulls this rank back to where others
-                were; ``skip``: it is not; ``pair``: it is where this rank's own tensor is new, and what this rank has
-                sent last is what it is compared with.
-            ordered: neighbours tell each other in each mixing what they have put, and wait for that: results do not
-                depend on who is faster. Else a rank waits for nobody, and takes what is there.
+            window: window of the graph's neighbours, for these tensors in order.
+            horizon: factor of a threshold in each mixing; 0 sends always.
+            warmup: number of mixings in which all tensors are sent.
+            reach: slopes by which a tensor changes before it is sent.
+            stale: use of tensors received earlier. ``mix``: they are mixed with again, which pulls this rank back to
+                where others were; ``skip``: they are not; ``pair``: they are where this rank's own tensor is new, and
+                are compared with the one that this rank has sent last.
+            ordered: whether neighbours tell each other in each mixing which tensors they have put, and wait for these:
+                results do not depend on which rank is faster. Else a rank does not wait, and takes what has arrived.
         """
         super().__init__(tensors, neighbours)
         self._window = window
@@ -85,14 +85,14 @@ class EventGossip(Rule):
         self._thresholds = np.zeros(count)
         self._slopes = np.zeros((count, 2))  # the newer one last
         self._last = np.full(count, -1, np.int64)  # mixing of the last put
-        # Of what is known.
+        # Step of each known tensor, by neighbour.
         self._steps = {other: np.full(count, -1, np.int64) for other in neighbours.weights}
 
     def mix(self, step: int) -> None:
-        """See :meth:`Rule.mix`; steps grow from one mixing to the next.
+        """Mix as :meth:`Rule.mix` does; steps grow from one mixing to the next.
 
         Raises:
-            CollectiveTimeoutError: a neighbour is late, or what it has put is.
+            CollectiveTimeoutError: a neighbour is late, or its put is.
             MismatchError: a neighbour is at another step.
         """
         call = self.neighbours.begin("none", self.nbytes)
@@ -111,22 +111,22 @@ class EventGossip(Rule):
         pair = self._stale == "pair"
         own = self._sent if pair else np.concatenate([tensor.reshape(-1) for tensor in self.tensors.values()])
         heard = self._known
-        if self._stale != "mix":  # what is not mixed is taken to be as this rank's
+        if self._stale != "mix":  # tensors that are not mixed count as equal to this rank's
             mixed = {other: new | chosen if pair else new for other, new in self._new.items()}
             heard = {other: np.where(self._each(mixed[other]), flat, own) for other, flat in heard.items()}
         self.add(differences(own, heard, self.neighbours))
 
     def _each(self, of_tensors: Flags) -> Flags:
-        """Return what is said of each tensor for each of its elements."""
+        """Return each tensor's flag for each of its elements."""
         return np.repeat(of_tensors, [tensor.size for tensor in self.tensors.values()])
 
     def _choose(self) -> Flags:
-        """Decide which tensors are sent, and set the thresholds of those anew."""
+        """Choose the tensors to send, and set their thresholds anew."""
         now = int(self._round[0])
         self._thresholds *= self._horizon
         parts = zip(self.tensors.values(), self._sent_parts, strict=True)
         moved = np.array([np.linalg.norm(tensor - sent) for tensor, sent in parts], np.float64)
-        chosen = ~(moved < self._thresholds)  # of what is not finite, too
+        chosen = ~(moved < self._thresholds)  # also tensors that are not finite
         if now < self._warmup:
             chosen[:] = True
         slopes = moved / (now - self._last)
@@ -137,7 +137,7 @@ class EventGossip(Rule):
         return np.asarray(chosen)
 
     def _read(self, step: int, chosen: Flags, call: Call) -> None:
-        """Copy what neighbours have put."""
+        """Copy the tensors that neighbours have put."""
         if not self._ordered:
             self._window.puts_done(step)
             for other in self._known:
@@ -174,7 +174,7 @@ class EventGossip(Rule):
         return found > before
 
     def state(self) -> dict[str, Array]:
-        """See :meth:`Rule.state`: what was sent and is known, thresholds and counts."""
+        """Return the state, see :meth:`Rule.state`: sent and known tensors, thresholds and counts."""
         found = {
             "round": self._round,
             "messages": self.messages,

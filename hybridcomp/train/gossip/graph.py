@@ -1,4 +1,4 @@
-"""The graph of the ranks that gossip: who is whose neighbour, and the matrix by which neighbours mix."""
+"""Define the graph of the ranks that gossip: neighbours, and the matrix by which they mix."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ZERO = 1e-9  # eigenvalues below are zero but for rounding: those of 100,000 ra
 
 @dataclass(frozen=True)
 class Graph:
-    """A connected undirected graph over ranks.
+    """Connected undirected graph over ranks.
 
     Attributes:
-        ranks: how many; they are 0, 1, ...
+        ranks: number of ranks; they are 0, 1, ...
         edges: pairs of neighbours, the lower rank first, sorted.
     """
 
@@ -52,7 +52,7 @@ class Graph:
 
     @functools.cached_property
     def rate(self) -> float:
-        """Return the factor of differences by which ranks agree fastest; 1 for one rank.
+        """Return the factor on differences by which ranks agree fastest; 1 for one rank.
 
         It is 2 / (l_min + l_max) of the eigenvalues of I - W that are not zero: 1.308 for a ring of 8.
         """
@@ -62,11 +62,11 @@ class Graph:
 
 
 def make_graph(text: str, ranks: int) -> Graph:
-    """Make the graph that a text names.
+    """Make the graph that a text describes.
 
     Args:
         text: ``ring``, ``complete``, or edges such as ``0-1,1-2,2-3``, each once, in either direction.
-        ranks: how many.
+        ranks: number of ranks.
 
     Raises:
         ConfigError: an edge is no pair of two of the ranks, or stands there twice, or the graph is not connected.

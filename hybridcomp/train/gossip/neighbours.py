@@ -1,4 +1,4 @@
-"""Exchange a message with each neighbour in a graph, over a communicator, and count what that took."""
+"""Exchange a message with each neighbour in a graph, over a communicator, and count its bytes and time."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
 
 HEADER = 8
-"""Bytes at the beginning of a message, which this module writes: the number of the step."""
+"""Bytes of a message's header, which this module writes: the number of the step."""
 
 _REASON = "asked for in the call"
 _TAG = 1
 
 
 class Neighbours:
-    """The neighbours of this rank, with whom it exchanges messages.
+    """Neighbours of this rank, with which it exchanges messages.
 
     It is a member of torch's registry of statistics: its rows count the bytes that this rank sends, and beside them
     those of the same exchange uncompressed.
 
     Attributes:
-        comm: of all ranks of the graph.
-        graph: of them.
-        rank: of this process.
-        weights: of each neighbour, in order.
-        op: what the statistics call it.
-        label: of the statistics.
-        table: the statistics.
+        comm: communicator of all ranks of the graph.
+        graph: graph of the ranks.
+        rank: rank of this process.
+        weights: weight of each neighbour, in order.
+        op: name of the operation in the statistics.
+        label: label of the statistics.
+        table: statistics of the exchanges.
     """
 
     def __init__(self, comm: Communicator, graph: Graph, op: str = "gossip") -> None:
-        """Begin with nothing sent.
+        """Start without any exchange.
 
         Args:
-            comm: used by nobody else; its policy is none.
-            graph: of its ranks.
-            op: what the statistics call it.
+            comm: communicator that nobody else uses, with the policy none.
+            graph: graph of its ranks.
+            op: name of the operation in the statistics.
         """
         self.comm = comm
         self.graph = graph
@@ -60,11 +60,11 @@ class Neighbours:
         """Begin to count an exchange; :meth:`end` ends it.
 
         Args:
-            codec: for the statistics; ``none`` where nothing is compressed.
-            nbytes: of this rank's parameters, which would go to every neighbour uncompressed.
+            codec: spec for the statistics; ``none`` where nothing is compressed.
+            nbytes: bytes of this rank's parameters, which would go to every neighbour uncompressed.
         """
         call = Call(self.comm.axis, self.op, codec, _REASON, nbytes, nbytes * len(self.weights))
-        call.starts(time.perf_counter())  # the trace has its messages
+        call.starts(time.perf_counter())  # the trace has the exchange's messages
         return call
 
     def end(self, call: Call) -> None:
@@ -74,17 +74,17 @@ class Neighbours:
     def exchange(
         self, step: int, messages: Mapping[int, ByteArray], room: int | Mapping[int, int], call: Call
     ) -> dict[int, ByteArray]:
-        """Send a message to each neighbour, and receive one of each.
+        """Send a message to each neighbour, and receive one from each.
 
         Args:
-            step: that all are at.
-            messages: by neighbour, 1-D uint8, of which the first :data:`HEADER` bytes are this method's.
-            room: bytes that a neighbour's message has at most, without the header.
-            call: that counts the bytes.
+            step: step that all ranks are at.
+            messages: messages by neighbour, 1-D uint8; this method writes their first :data:`HEADER` bytes.
+            room: most bytes of a neighbour's message, without the header.
+            call: call that counts the bytes.
 
         Returns:
-            The messages by neighbour, without headers, and with whatever bytes follow up to ``room``. They are valid
-            until the next exchange.
+            The messages by neighbour, without headers, and with arbitrary bytes after them up to ``room``. They are
+            valid until the next exchange.
 
         Raises:
             CollectiveTimeoutError: a neighbour's message did not come in time; names it and the step.
@@ -124,11 +124,11 @@ class Neighbours:
         return self.table.rows()
 
     def memory(self) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]:
-        """Return nothing: whoever made the rule saves its state."""
+        """Return nothing: the owner of the rule saves its state."""
         return {}
 
     def load_memory(self, arrays: object) -> None:
         """Do nothing: see :meth:`memory`."""
 
     def advance(self) -> None:
-        """Do nothing: whoever uses it counts its steps."""
+        """Do nothing: the owner of the rule counts its steps."""

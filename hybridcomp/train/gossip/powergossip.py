@@ -1,4 +1,4 @@
-"""PowerGossip: neighbours learn how their matrices differ by power iterations, whose factors are all that travels."""
+"""Learn the differences of neighbours' matrices by power iterations, of which only factors travel: PowerGossip."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hybridcomp.codecs.linear.powersgd_start import initial_q
 from hybridcomp.train.gossip.neighbours import HEADER, Neighbours
 from hybridcomp.train.gossip.rules import Array, Rule, Tensors
 
-_WEAK = 1e-6  # of a factor's strongest column: a weaker one is rounding
+_WEAK = 1e-6  # relative to a factor's strongest column: a weaker one is rounding
 
 
 class PowerGossip(Rule):
-    """PowerGossip: low-rank differences of pairs of neighbours, without a step size to tune.
+    """Low-rank gossip of pairs of neighbours, without a step size to tune: PowerGossip.
 
-    Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization" have
+    Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization" bring
     it from gradients to parameters in "Practical Low-Rank Communication Compression in Decentralized Deep Learning"
     (arXiv 2008.01425). Neighbours i < j keep, for each matrix X, an orthonormal p, alike on both. A mixing:
 
@@ -26,7 +26,7 @@ class PowerGossip(Rule):
     That is a power iteration on X_j - X_i which starts where the one before ended. The factor g is the one by which
     exact gossip converges fastest, :attr:`~hybridcomp.train.gossip.graph.Graph.rate`. Tensors of fewer than two
     dimensions, and matrices that a factor of this rank would not make smaller, are exchanged whole, by the same factor.
-    There is no error feedback: what a mixing leaves out is there in the next one.
+    There is no error feedback: differences that a mixing leaves out are there in the next one.
 
     Attributes:
         rank: columns of p.
@@ -60,7 +60,7 @@ class PowerGossip(Rule):
         return bool(self.rank < min(matrix_shape(tensor.shape)))
 
     def _bases(self, other: int, after: int = 0) -> dict[str, Array]:
-        """Return a pair's p of each matrix, [rows or columns, rank]: of the next mixing, or ``after`` so many."""
+        """Return a pair's p of each matrix, [rows or columns, rank]: for the next mixing, or ``after`` so many."""
         found, at = {}, 0
         side = (int(self._round[0]) + after) % 2
         for name, matrix in self._matrices.items():
@@ -74,7 +74,7 @@ class PowerGossip(Rule):
         return self._matrices[name].T if self._round[0] % 2 else self._matrices[name]
 
     def mix(self, step: int) -> None:
-        """See :meth:`Rule.mix`."""
+        """Mix as :meth:`Rule.mix` does."""
         neighbours = self.neighbours
         call = neighbours.begin(f"powergossip:rank={self.rank}", self.nbytes)
         with call.encoding():
@@ -89,7 +89,7 @@ class PowerGossip(Rule):
         neighbours.end(call)
 
     def _message(self, other: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        """Return what this rank has of all tensors for a neighbour: q, or the whole."""
+        """Return this rank's message of all tensors for a neighbour: q, or the whole tensor."""
         parts = [np.zeros(HEADER // self.dtype.itemsize, self.dtype)]
         parts += [(self._facing(name).T @ p).reshape(-1) for name, p in self._bases(other).items()]
         parts += [tensor.reshape(-1) for tensor in self._whole.values()]
@@ -100,7 +100,7 @@ class PowerGossip(Rule):
 
         Args:
             other: the neighbour.
-            lower, higher: the messages of the pair's lower rank and of its higher one. Both ranks take the same
+            lower, higher: messages of the pair's lower rank and of its higher one. Both ranks take the same
                 difference, to the signs of its zeros, or they would not find the same factors.
         """
         difference = higher - lower
@@ -119,14 +119,14 @@ class PowerGossip(Rule):
             at += tensor.size
 
     def _orthonormal(self, columns: Array, other: int, number: int) -> Array:
-        """Return orthonormal columns that span given ones, and random ones in the place of those that say nothing.
+        """Return orthonormal columns that span the given ones, with random ones in the place of negligible columns.
 
         Without them an iteration could not find again what has once been equal, as all is when training begins.
         """
         exact = columns.astype(np.float64)
         q, r = np.linalg.qr(exact)
         strength = np.abs(np.diag(r))
-        strong = strength > max(_WEAK * strength.max(initial=0.0), np.finfo(np.float64).tiny)  # false of NaN
+        strong = strength > max(_WEAK * strength.max(initial=0.0), np.finfo(np.float64).tiny)  # false for NaN
         if not strong.all():
             drawn = self._drawn(other, number, len(columns))
             q, _ = np.linalg.qr(np.where(strong, q, drawn))
@@ -141,5 +141,5 @@ class PowerGossip(Rule):
         return initial_q(length, self.rank, seed).astype(np.float64)
 
     def state(self) -> dict[str, Array]:
-        """See :meth:`Rule.state`: the factors of all pairs of this rank, and how many mixings there were."""
+        """Return the state, see :meth:`Rule.state`: the factors of this rank's pairs, and the number of mixings."""
         return {"round": self._round} | {f"factor{other}": flat for other, flat in self._factors.items()}

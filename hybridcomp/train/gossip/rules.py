@@ -1,4 +1,4 @@
-"""Define a rule of gossip, and the one that all others are compared with: exact mixing with neighbours."""
+"""Define rules of gossip, and the one that all others are compared with: exact mixing with neighbours."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import numpy.typing as npt
 from hybridcomp.train.gossip.neighbours import HEADER, Neighbours
 
 Array = npt.NDArray[Any]
-"""Of float32 or float64."""
+"""Array of float32 or float64."""
 
 Tensors = Mapping[str, Array]
 
 
 class Rule(abc.ABC):
-    """A rule by which ranks mix their tensors with those of their neighbours, in place.
+    """Rule by which ranks mix their tensors with those of their neighbours, in place.
 
     All ranks call the same methods in the same order.
 
     Attributes:
-        tensors: of this rank, by name; C-contiguous, of one type.
-        neighbours: of this rank.
-        dtype: of the tensors.
-        size: elements of all of them.
+        tensors: tensors of this rank, by name; C-contiguous, of one dtype.
+        neighbours: neighbours of this rank.
+        dtype: dtype of the tensors.
+        size: number of elements of all tensors.
     """
 
     def __init__(self, tensors: Tensors, neighbours: Neighbours) -> None:
-        """Take the tensors, of the same names and shapes on all ranks.
+        """Take the tensors, which have the same names and shapes on all ranks.
 
         Raises:
-            ValueError: there are none, or they are of several types, or no array of theirs is contiguous.
+            ValueError: there are none, or they have several dtypes, or another one, or a tensor is not C-contiguous.
         """
         dtypes = {tensor.dtype for tensor in tensors.values()}
         if len(dtypes) != 1 or not dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}:
@@ -57,7 +57,7 @@ class Rule(abc.ABC):
         """Exchange messages with all neighbours, and mix.
 
         Args:
-            step: of training, the same on all ranks.
+            step: step of training, the same on all ranks.
 
         Raises:
             CollectiveTimeoutError: a neighbour's message did not come in time; nothing is mixed.
@@ -66,7 +66,7 @@ class Rule(abc.ABC):
         """
 
     def state(self) -> dict[str, Array]:
-        """Return what goes from one mixing to the next, by name: the arrays themselves, to be saved and loaded."""
+        """Return the arrays that go from one mixing to the next, by name: the arrays themselves, to save and load."""
         return {}
 
     def views(self, flat: Array) -> dict[str, Array]:
@@ -88,12 +88,12 @@ class PlainGossip(Rule):
     """Exact mixing: x_i += sum over neighbours j of W_ij (x_j - x_i), all tensors uncompressed."""
 
     def __init__(self, tensors: Tensors, neighbours: Neighbours) -> None:
-        """See :class:`Rule`."""
+        """Take the tensors as :class:`Rule` describes."""
         super().__init__(tensors, neighbours)
         self._message = np.empty(HEADER + self.nbytes, np.uint8)
 
     def mix(self, step: int) -> None:
-        """See :meth:`Rule.mix`."""
+        """Mix as :meth:`Rule.mix` does."""
         neighbours = self.neighbours
         own = self._message[HEADER:].view(self.dtype)
         for name, part in self.views(own).items():
@@ -106,7 +106,7 @@ class PlainGossip(Rule):
 
 
 def differences(own: Array, theirs: Mapping[int, Array], neighbours: Neighbours) -> Array:
-    """Return the sum over neighbours j of W_ij (x_j - x_i), of flat arrays, in the order of ranks."""
+    """Return the sum over neighbours j of W_ij (x_j - x_i), for flat arrays, in the order of ranks."""
     total = np.zeros_like(own)
     for other, weight in neighbours.weights.items():
         part = theirs[other] - own

@@ -3,7 +3,7 @@
 A window has room for two records of each of a number of tensors from each neighbour: those put in even steps, and those
 put in odd ones. A record is a message (:mod:`hybridcomp.wire`) of the tensor's bytes and the number of the step; its
 CRC-32C tells one that has arrived whole from one that is still being written. MPI promises no order of puts, and says
-nothing of when one is there: a record that is whole needs neither.
+nothing of when one has arrived: a record that is whole needs neither.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from hybridcomp.errors import CollectiveTimeoutError, WireError
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
 
-_STEP = 8  # bytes of a step's number, after the tensor's
+_STEP = 8  # bytes of a step's number, after the tensor's bytes
 _POLL_SECONDS = 50e-6
 _CODEC = NoneCodec()
 
 
 class Window:
-    """A window on the memory of each rank of a communicator, into which its neighbours put records.
+    """Window on the memory of each rank of a communicator, into which its neighbours put records.
 
-    Making one, and :meth:`Free`, are collective. It stands among what ends with a process group.
+    Making one, and :meth:`Free`, are collective. It is freed with its process group.
 
     Attributes:
-        timeout: seconds that anything may take.
+        timeout: seconds that any operation may take.
     """
 
     def __init__(self, comm: Communicator, neighbours: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
         """Make the window.
 
         Args:
-            comm: all ranks.
-            neighbours: of each rank, in order: who puts into its memory.
+            comm: communicator of all ranks.
+            neighbours: neighbours of each rank, in order, which put into its memory.
             sizes: bytes of each tensor.
 
         Raises:
-            CollectiveTimeoutError: the other ranks do not all come.
+            CollectiveTimeoutError: not all other ranks come.
         """
         self._comm = comm
         self.timeout = comm.timeout
         self._sizes = [_CODEC.bound(size + _STEP, DType.UINT8) for size in sizes]
-        # Records lie at multiples of 8 bytes.
+        # Align records to multiples of 8 bytes.
         self._offsets = [0, *np.cumsum([-(-size // 8) * 8 for size in self._sizes]).tolist()]
         self._neighbours = neighbours
         self._failed = False
@@ -70,7 +70,7 @@ class Window:
         memory: Any = window.tomemory()
         self._mine = np.frombuffer(memory, np.uint8)
         self._mine[:] = 0
-        self._comm.mpi.Barrier()  # nobody puts before that
+        self._comm.mpi.Barrier()  # no rank puts before that
         window.Lock_all(MPI.MODE_NOCHECK)
         return window
 
@@ -103,16 +103,16 @@ class Window:
         """Start to put a tensor into the memory of neighbours; the values may change at once.
 
         Args:
-            tensor: its number.
-            values: its bytes.
-            step: of training.
-            others: the neighbours.
+            tensor: number of the tensor.
+            values: bytes of the tensor.
+            step: step of training.
+            others: neighbours to put to.
 
         Returns:
-            The bytes that go to each.
+            The number of bytes that go to each neighbour.
 
         Raises:
-            CollectiveTimeoutError: the put of two steps ago, or of more, has not ended in time.
+            CollectiveTimeoutError: a put of two or more steps ago has not ended in time.
         """
         side, size = step % 2, self._sizes[tensor]
         self.progress_until(
@@ -142,14 +142,14 @@ class Window:
         """Copy the newest whole record of a neighbour's tensor, if it is of a step after ``after``.
 
         Args:
-            tensor: its number.
-            source: the neighbour.
-            after: a step.
-            out: where the tensor's bytes go.
-            only: take the record of this step alone.
+            tensor: number of the tensor.
+            source: neighbour that has put it.
+            after: step that the record must be later than.
+            out: array that receives the tensor's bytes.
+            only: step of the only record to take; None: any.
 
         Returns:
-            The record's step; ``after`` where there is none, and ``out`` is as it was.
+            The record's step; ``after`` where there is none, and ``out`` is left unchanged.
         """
         self._window.Sync()
         size = self._sizes[tensor]
@@ -160,7 +160,7 @@ class Window:
                 continue
             copy = self._copy[:size]
             copy[:] = self._mine[at : at + size]
-            with suppress(WireError):  # of a record that is being written
+            with suppress(WireError):  # the record is being written
                 raw, _ = wire.open_message(copy)
                 if raw.size == size and int(raw[-_STEP:].view(np.int64)[0]) == step:
                     out[:] = raw[wire.HEADER_BYTES : -_STEP]
@@ -168,10 +168,10 @@ class Window:
         return after
 
     def progress_until(self, done: Callable[[], bool], what: Callable[[], str]) -> None:
-        """Have MPI make progress until something is done.
+        """Have MPI make progress until ``done`` returns True.
 
         Raises:
-            CollectiveTimeoutError: it is not in time; ``what`` says what, and of whom.
+            CollectiveTimeoutError: it does not in time; ``what`` names the operation.
         """
         deadline = time.monotonic() + self.timeout
         while not done():
@@ -185,6 +185,6 @@ class Window:
             time.sleep(_POLL_SECONDS)
 
     def _place(self, owner: int, source: int, side: int, tensor: int) -> int:
-        """Return where a record of ``source`` is in the memory of ``owner``, in bytes."""
+        """Return the offset of a record of ``source`` in the memory of ``owner``, in bytes."""
         number = list(self._neighbours[owner]).index(source)
         return int((2 * number + side) * self._offsets[-1] + self._offsets[tensor])

@@ -1,1 +1,1 @@
-"""The GPT that is trained: blocks, experts, embedding, and what is computed again or in bf16."""
+"""Define the GPT that is trained: blocks, experts, embedding, recomputation and bf16."""

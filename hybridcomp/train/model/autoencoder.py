@@ -1,4 +1,4 @@
-"""Define the learned linear autoencoder that makes short codes of what tensor parallelism sums.
+"""Define the learned linear autoencoder that makes short codes of the values that tensor parallelism sums.
 
 Bian, Li, Wang, Xing and Venkataraman, "Does Compressing Activations Help Model Parallel Training?" (MLSys 2024,
 arXiv:2301.02654), the method AE: an encoder (h to d) and a decoder (d to h), which are trained with the model. Both are
@@ -11,21 +11,21 @@ from torch import Tensor, nn
 
 
 class Autoencoder(nn.Module):
-    """A linear map from the residual stream's width to itself, through fewer values.
+    """Linear map from the residual stream's width to itself, through fewer values.
 
     It begins as the projection onto a random subspace.
 
     Attributes:
-        encode: to codes; over tp these are summed.
-        decode: from their sum.
+        encode: map to codes, which are summed over tp.
+        decode: map from the sum of codes.
     """
 
     def __init__(self, width: int, codes: int) -> None:
         """Make the matrices.
 
         Args:
-            width: h.
-            codes: d, at most h.
+            width: width h.
+            codes: number of codes d, at most h.
         """
         super().__init__()
         self.encode = nn.Linear(width, codes, bias=False)

@@ -1,4 +1,4 @@
-"""A token embedding that is the head's weight, too, where a pipeline's first and last stage hold a copy each.
+"""Share a token embedding with the head, where a pipeline's first and last stage hold a copy each.
 
 Both copies get the same gradient, that of the whole model, and so stay the same, bit for bit. It is summed
 
@@ -23,7 +23,7 @@ from hybridcomp.train.config import EMBEDDING, TrainConfig
 from hybridcomp.train.topology import Topology
 
 COPIES = ("embed.tokens.weight", "head.weight")
-"""What the copies of the first and of the last stage are called there."""
+"""Names of the copies in the first and in the last stage."""
 
 
 def is_shared(config: TrainConfig) -> bool:
@@ -32,15 +32,15 @@ def is_shared(config: TrainConfig) -> bool:
 
 
 class SharedEmbedding:
-    """This rank's copy of the embedding, if it has one.
+    """Copy of the embedding on this rank, if it has one.
 
     Collective over all ranks, as its method.
 
     Args:
-        parameters: of the rank's stages, by name.
-        config: whose timeout the groups have.
-        topology: the mesh, of two or more ranks along pp.
-        fused: sum over replicas and stages at once.
+        parameters: parameters of the rank's stages, by name.
+        config: configuration with the timeout of the groups.
+        topology: mesh, of two or more ranks along pp.
+        fused: whether to sum over replicas and stages at once.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SharedEmbedding:
         self._groups = [_group(ranks, topology.rank, seconds) for ranks in _sums(topology, fused=fused)]
 
     def sum_gradient(self) -> None:
-        """Make the gradient of a step's last backward pass that of the whole model, averaged over the replicas."""
+        """Turn the gradient of a step's last backward pass into that of the whole model, averaged over the replicas."""
         if self._copy is None or self._copy.grad is None:
             return
         with hct.in_phase("backward"):
@@ -64,7 +64,7 @@ class SharedEmbedding:
 
 
 def _sums(topology: Topology, *, fused: bool) -> list[list[list[int]]]:
-    """Return, for each sum of a step, one after another, the ranks of each of its groups."""
+    """Return the ranks of each group, for each of a step's sums, which follow one another."""
     sizes, rank_of = topology.sizes, topology.rank_of
     ends, replicas, parts = (0, sizes["pp"] - 1), range(sizes["dp"]), range(sizes["tp"])
     if fused:

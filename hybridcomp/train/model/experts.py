@@ -1,16 +1,16 @@
-"""Mixtures of experts: in the place of a block's MLP several, of which each token passes one.
+"""Define mixtures of experts: several MLPs in the place of a block's one, of which each token passes one.
 
 After Fedus, Zoph, Shazeer 2021, "Switch Transformers" (arXiv 2101.03961):
 
 1.  A router gives every token a probability for each expert. The likeliest expert takes the token, unless it has taken
     its capacity of the micro-batch's tokens before: ``capacity_factor * tokens / experts``, rounded up.
-2.  What the expert makes of it is multiplied by the probability. Of a token that no expert took it is zero: the
+2.  The expert's output is multiplied by the probability. For a token that no expert took it is zero: the
     residual stream passes that one on.
 3.  The balance loss, ``experts * sum over experts of (its share of the tokens) * (its mean probability)``, is 1 where
     all experts get as many tokens, and more elsewhere. Its gradient is added where the mixture is, so that a stage of
     a pipeline needs no other for it.
 
-Where there are replicas each has as many of the experts. Tokens travel to them in one all-to-all, of [experts,
+Where there are replicas each has equally many of the experts. Tokens travel to them in one all-to-all, of [experts,
 capacity, d_model] whatever the router says, and back in another; gradients do so in the backward pass.
 """
 
@@ -65,7 +65,7 @@ def with_loss(x: Tensor, loss: Tensor) -> Tensor:
 
 
 class Experts(nn.Module):
-    """The MLPs of experts, side by side, each as a block's own."""
+    """MLPs of experts, side by side, each like a block's own."""
 
     def __init__(self, d_model: int, experts: int) -> None:
         super().__init__()
@@ -78,16 +78,16 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A router and its experts.
+    """Router and its experts.
 
     Args:
         d_model: width of the tokens.
-        count: of the experts, on all replicas together.
+        count: number of experts, on all replicas together.
         capacity_factor: see the module.
 
     Attributes:
-        group: the replicas that share the experts; None where they are all here.
-        balance: what the balance loss is multiplied by.
+        group: replicas that share the experts; None where all experts are here.
+        balance: factor of the balance loss.
     """
 
     def __init__(self, d_model: int, count: int, capacity_factor: float) -> None:
@@ -105,7 +105,7 @@ class Mixture(nn.Module):
         shares = self.router(tokens).softmax(-1)
         share, expert = shares.max(-1)
         chosen = functional.one_hot(expert, self.count)
-        place = (chosen.cumsum(0) * chosen).sum(-1) - 1  # among the tokens of the same expert
+        place = (chosen.cumsum(0) * chosen).sum(-1) - 1  # position among the tokens of the same expert
         capacity = self._capacity(len(tokens))
         taken = (place < capacity).nonzero().flatten()
         slots = expert[taken] * capacity + place[taken]
@@ -120,11 +120,11 @@ class Mixture(nn.Module):
         return result
 
     def _capacity(self, tokens: int) -> int:
-        """Return how many of so many tokens an expert takes."""
+        """Return the number of tokens that an expert takes of so many."""
         return min(tokens, math.ceil(self.capacity_factor * tokens / self.count)) if self.training else tokens
 
     def _pass(self, room: Tensor) -> Tensor:
-        """Pass ``room`` [experts, capacity, d_model] through the experts, on whichever ranks they are."""
+        """Pass ``room`` [experts, capacity, d_model] through the experts, on the ranks that have them."""
         if self.group is None:
             return self.experts(room)  # type: ignore[no-any-return]
         ranks, (_, capacity, width) = dist.get_world_size(self.group), room.shape
@@ -141,8 +141,8 @@ def make_group(topology: Topology, seconds: float) -> dist.ProcessGroup | None:
     Collective over all ranks.
 
     Args:
-        topology: the mesh.
-        seconds: after which an operation of the group fails.
+        topology: mesh of the ranks.
+        seconds: time after which an operation of the group fails.
     """
     sizes = topology.sizes
     timeout = datetime.timedelta(seconds=seconds)
@@ -150,7 +150,7 @@ def make_group(topology: Topology, seconds: float) -> dist.ProcessGroup | None:
     for pp in range(sizes["pp"]):
         for tp in range(sizes["tp"]):
             ranks = [topology.rank_of(pp, dp, tp) for dp in range(sizes["dp"])]
-            # The description is what names a group's section of the policy, on any backend.
+            # The description names a group's section of the policy, on any backend.
             group = dist.new_group(ranks, timeout, group_desc="mesh_ep") if len(ranks) > 1 else None
             if topology.rank in ranks:
                 mine = group
@@ -161,8 +161,8 @@ def spread_experts(model: nn.Module, group: dist.ProcessGroup | None, balance: f
     """Keep this replica's experts of the mixtures of a stage. Every replica has built them all.
 
     Args:
-        model: the stage.
-        group: the replicas; None where there is one.
+        model: stage of the model.
+        group: replicas; None where there is one.
         balance: weight of the balance loss in a micro-batch's.
 
     Returns:
@@ -179,7 +179,7 @@ def spread_experts(model: nn.Module, group: dist.ProcessGroup | None, balance: f
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         for name, whole in list(mixture.experts.named_parameters()):
             part = nn.Parameter(whole.detach().chunk(ranks)[rank].clone())
-            # Gradients of all replicas' tokens arrive here, each of its own batch: the step is by their mean.
+            # Gradients for all replicas' tokens arrive here, each of its own batch: the step is by their mean.
             part.register_hook(lambda gradient, ranks=ranks: gradient / ranks)  # type: ignore[no-untyped-call]
             mixture.experts.register_parameter(name, part)
             apart.add(f"{path}.experts.{name}")

@@ -1,6 +1,6 @@
-"""A decoder-only GPT: pre-norm blocks, causal attention, learned positions, GELU MLP, a head, tied or not.
+"""Define a decoder-only GPT: pre-norm blocks, causal attention, learned positions, GELU MLP, a head, tied or not.
 
-After Radford et al. 2019 (GPT-2), without biases in the linear layers and without dropout.
+The model is after Radford et al. 2019 (GPT-2), without biases in the linear layers and without dropout.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class ModelShape:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> ModelShape:
-        """Take the sizes that are among a run's values; those that have defaults may be missing."""
+        """Take the sizes from a run's values; those that have defaults may be missing."""
         return cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values})
 
 
 class Attention(nn.Module):
     """Causal self-attention.
 
-    One fused projection whose output is laid out [heads, 3, head_dim]: a column-parallel shard of it holds
+    It has one fused projection whose output is laid out [heads, 3, head_dim]: a column-parallel shard of it holds
     the queries, keys and values of whole heads, and its backward needs one all-reduce where three
     projections would need three.
     """
@@ -89,7 +89,7 @@ def _coded(x: Tensor, code: Autoencoder | None) -> Tensor:
 
 
 class Block(nn.Module):
-    """One transformer layer; with ``codes``, what tp sums passes an autoencoder of so many values."""
+    """Transformer layer; with ``codes``, the values that tp sums pass an autoencoder of so many codes."""
 
     def __init__(self, d_model: int, heads: int, codes: int = 0) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Block(nn.Module):
 
 
 class Embedding(nn.Module):
-    """The embedding of tokens and positions to vectors."""
+    """Embedding of tokens and positions to vectors."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -118,13 +118,13 @@ class Embedding(nn.Module):
 
 
 class GPT(nn.Module):
-    """The model, or the part of it that one pipeline stage holds.
+    """Whole model, or the part of it that one pipeline stage holds.
 
     Attributes:
-        embed: only in the first stage.
+        embed: embedding; only in the first stage.
         blocks: the stage's blocks by their number in the whole model.
-        neurons: after some of them, what keeps the largest values; by the same numbers.
-        final_norm: only in the last stage, as ``head``.
+        neurons: modules after some of the blocks that keep the largest values; by the same numbers.
+        final_norm: last norm; only in the last stage, as ``head``.
     """
 
     embed: Embedding | None
@@ -161,7 +161,7 @@ class GPT(nn.Module):
         return x if self.final_norm is None else self.logits(x)
 
     def hidden(self, x: Tensor) -> Tensor:
-        """Compute activations, whatever the stage: the forward pass without norm and head."""
+        """Compute activations in any stage: the forward pass without norm and head."""
         if self.embed is not None:
             x = self.embed(x)
         elif min(map(int, self.blocks)) - 1 in self.shape.pp_neurons_after:
@@ -180,10 +180,10 @@ class GPT(nn.Module):
 
 
 class OwnLoss(nn.Module):
-    """A stage with a head of its own although others follow.
+    """Stage with a head of its own although others follow.
 
     Args:
-        stage: with norm and head.
+        stage: stage with norm and head.
     """
 
     def __init__(self, stage: GPT) -> None:
@@ -191,7 +191,7 @@ class OwnLoss(nn.Module):
         self.stage = stage
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the stage: its activations, cut off from autograd, for the next one; and its own logits."""
+        """Return the stage's activations, cut off from autograd, for the next stage; and its own logits."""
         hidden = self.stage.hidden(x)
         return hidden.detach(), self.stage.logits(hidden)
 
@@ -216,14 +216,14 @@ def build_gpt(shape: ModelShape, seed: int) -> GPT:
 def keep_stage(
     model: GPT, index: int, count: int, blocks: Iterable[int] | None = None, *, own_head: bool = False
 ) -> GPT:
-    """Drop from ``model`` what stage ``index`` of ``count`` does not hold, and return it.
+    """Drop the parts of ``model`` that stage ``index`` of ``count`` does not hold, and return it.
 
     Args:
-        model: whole.
-        index: of the stage, from 0.
-        count: of all stages.
-        blocks: the numbers of its blocks; None: all stages have as many, and ``count`` divides the layers.
-        own_head: the stage keeps norm and head although it is not the last, for a loss of its own.
+        model: whole model.
+        index: number of the stage, from 0.
+        count: number of all stages.
+        blocks: numbers of its blocks; None: all stages have equally many, and ``count`` divides the layers.
+        own_head: whether the stage keeps norm and head although it is not the last, for a loss of its own.
     """
     per_stage = model.shape.layers // count
     mine = range(index * per_stage, (index + 1) * per_stage) if blocks is None else blocks

@@ -1,8 +1,8 @@
 """Keep the most relevant values of the residual stream, and make gradients of those alone.
 
 Gupta et al., "Training Recommender Models at Scale: Communication-Efficient Model and Data Parallelism" (KDD 2021,
-arXiv:2010.08899), for the activations that a pipeline's stages send: those of at least a magnitude tau go on, and the
-others are zero. The backward pass is of the values that went on, so the gradient has zeros in the same places.
+arXiv:2010.08899), applied to the activations that a pipeline's stages send: values of at least a magnitude tau go on,
+the others are zero. The backward pass uses the values that went on, so the gradient has zeros in the same places.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 class _Kept(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, threshold: float) -> Tensor:
-        # Not those of at least the threshold: NaN is not below it, and goes on.
+        # Zero the values below the threshold, not all but those that reach it: NaN is not below it, and goes on.
         kept = x.masked_fill(x.abs() < threshold, 0) if threshold else x.view_as(x)
         ctx.save_for_backward(kept)
         return kept
@@ -34,25 +34,25 @@ def largest(x: Tensor, threshold: float) -> Tensor:
     The gradient is zero wherever the result is, and passes as it is elsewhere.
 
     Args:
-        x: of any shape, in a floating type.
-        threshold: the magnitude; 0 keeps all.
+        x: tensor of any shape, in a floating dtype.
+        threshold: least magnitude; 0 keeps all.
     """
     return _Kept.apply(x, threshold)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def received(x: Tensor) -> Tensor:
-    """Return ``x``, the largest values of what another stage has computed; the gradient is of those alone."""
+    """Return ``x``, the largest values that another stage has computed; the gradient is of those alone."""
     return largest(x, 0.0)
 
 
 class Neurons(nn.Module):
-    """The largest values of the residual stream after a block.
+    """Selection of the residual stream's largest values after a block.
 
     Attributes:
-        share: of the values, that is to go on.
-        threshold: fp64 [1], the least magnitude that goes on; 0 before one is known: everything does.
-        age: int64 [1], steps since the threshold was found.
-        watch: called with what comes in and what goes on in a forward pass of training; None: the threshold stays.
+        share: share of the values that is to go on.
+        threshold: fp64 [1], least magnitude that goes on; 0 before one is known: everything does.
+        age: int64 [1], number of steps since the threshold was found.
+        watch: function called with the input and the output of a training forward pass; None: the threshold stays.
     """
 
     threshold: Tensor

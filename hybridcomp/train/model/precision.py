@@ -1,8 +1,8 @@
-"""bf16 activations by PyTorch's autocast; weights, their gradients and the optimizer's moments stay in fp32.
+"""Compute activations in bf16 by PyTorch's autocast; weights, their gradients and the optimizer's moments stay in fp32.
 
-Matrix products and attention compute in bf16, and so the sums of tp are of bf16. The residual stream is bf16, too, from
+Matrix products and attention compute in bf16, and so tp sums bf16. The residual stream is bf16, too, from
 the embeddings to the last norm, whatever stages it is cut into: embeddings are rounded, blocks add bf16 to it, norms
-take and give bf16. It and its gradient are what stages send each other. The loss is computed in fp32.
+take and give bf16. Stages send it and its gradient to each other. The loss is computed in fp32.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hybridcomp.train.model.gpt import GPT
 
 
 def compute_in_bf16(model: GPT) -> None:
-    """Make the stage run under autocast; before hooks that send what it computes."""
+    """Make the stage run under autocast; call it before hooks that send its activations are registered."""
     stream, logits = model.hidden, model.logits
 
     def rounded(x: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def compute_in_bf16(model: GPT) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return logits(hidden).float()
 
-    # Of the methods, so that a stage does the same whoever calls it: a schedule, DDP, an evaluation.
+    # Replace the methods, so that a stage does the same for every caller: a schedule, DDP, an evaluation.
     model.hidden = rounded  # type: ignore[method-assign]
     model.logits = widened  # type: ignore[method-assign]
     if model.embed is not None:

@@ -1,7 +1,7 @@
 """Train replicas apart, each by an optimizer of its own; a subclass says when and how they synchronise.
 
-Nothing else passes between replicas. Each clips its gradient by its own norm, and what ranks report of their steps
-travels when replicas meet.
+Nothing else passes between replicas. Each clips its gradient by its own norm, and the ranks' reports of their steps
+travel when replicas meet.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LOSS, _NORM, _STOP, _COUNTERS = range(4)  # columns of a report
 
 
 class ApartUpdater(Updater):
-    """The optimizer on this replica's parameters, which are its own until replicas meet.
+    """Optimizer of this replica's parameters, which are its own until replicas meet.
 
     A subclass sets ``whole``, the model that is evaluated, by name, in the parameters' shapes.
 
     Args:
-        model: this rank's stages.
+        model: stages of this rank.
         config, topology, traffic, stop_requested: see :class:`Updater`.
     """
 
@@ -48,25 +48,25 @@ class ApartUpdater(Updater):
 
     @abc.abstractmethod
     def synchronise(self, step: int, *, last: bool) -> bool:
-        """Synchronise what is due after this replica's step; return whether all replicas have met.
+        """Run the synchronisation that is due after this replica's step; return whether all replicas have met.
 
         After the last step of all, all parameters are averaged: replicas end as one.
 
         Args:
-            step: from 0.
+            step: step from 0.
             last: see :meth:`hybridcomp.train.pipelines.Schedule.train`.
         """
 
     def update(self, step: int, loss: float, *, last: bool) -> list[Result]:
-        """Complete, clip and apply this replica's gradient, and synchronise what is due.
+        """Complete, clip and apply this replica's gradient, and run the synchronisation that is due.
 
         Args:
-            step: from 0.
-            loss: mean of this replica's batch, on its last stage; ignored elsewhere.
+            step: step from 0.
+            loss: mean loss of this replica's batch, on its last stage; ignored elsewhere.
             last: see :meth:`hybridcomp.train.pipelines.Schedule.train`.
 
         Returns:
-            The steps since the last reports, where replicas have met, or ``last``; else none.
+            The results of the steps since the last reports, where replicas have met, or ``last``; else none.
         """
         self.complete_gradients()
         norm = self._replica_norm()
@@ -105,20 +105,20 @@ class ApartUpdater(Updater):
         return results
 
     def told(self) -> list[float]:
-        """Return what this rank reports beside its steps: as many numbers on all ranks."""
+        """Return the numbers that this rank reports beside its steps: equally many on all ranks."""
         return []
 
     def heard(self, everyone: Tensor) -> Replicas | None:
-        """Return what ranks have reported beside their steps, fp64 [ranks, numbers]; None if that is nothing."""
+        """Return the ranks' reports beside their steps, fp64 [ranks, numbers], as a state; None without numbers."""
         return None
 
     def counts(self, name: str) -> bool:
-        """See :class:`Updater`; replicas differ, but are one model."""
+        """Tell whether a parameter counts, see :class:`Updater`; replicas differ, but are one model."""
         return self._topology.dp == 0
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """See :class:`Updater`: with the whole, not this replica's parameters."""
+        """Have the model compute with ``whole``, see :class:`Updater`, not with this replica's parameters."""
         mine = {name: parameter.data for name, parameter in self.parameters.items()}
         for name, parameter in self.parameters.items():
             parameter.data = self.whole[name].data

@@ -1,11 +1,11 @@
-"""Give each replica as much of a step as it is fast, and merge replicas by what each has trained on.
+"""Give each replica a part of a step in proportion to its speed, and merge replicas weighted by their batches.
 
 After Ma, Rusu, Wu and Sim, "Adaptive Elastic Training for Sparse Deep Learning on Heterogeneous Multi-GPU Servers"
 (arXiv 2110.07029): batch sizes and learning rates follow the replicas' speed, and a merge weighs replicas by their
-share. Here all replicas make as many updates, so that the weights are those of their batches. A step has the same
-micro-batches in all, whoever has them: tokens per step stay as they are. Two things differ from the paper: shares are
-found at once from measured times (:func:`hybridcomp.train.shares.divide`), not by a step towards them in each round,
-and no replica is favoured at random.
+share. Here all replicas make equally many updates, so that the weights are those of their batches. A step has the same
+number of micro-batches in all, on whichever replicas: tokens per step stay as they are. Two things differ from the
+paper: shares are found at once from measured times (:func:`hybridcomp.train.shares.divide`), not by a step towards
+them in each round, and no replica is favoured at random.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class ElasticUpdater(SyncedUpdater):
     The learning rate of a replica is the configuration's times its share over the mean share.
 
     Args:
-        how: they synchronise.
+        how: method of synchronisation.
         model, policy, config, topology, traffic, stop_requested: see :class:`SyncedUpdater`.
 
     Attributes:
-        clock: seconds, of this rank.
+        clock: function that returns seconds on this rank.
     """
 
     clock: Callable[[], float] = staticmethod(time.perf_counter)
@@ -57,7 +57,7 @@ class ElasticUpdater(SyncedUpdater):
         self._frozen = read_shares(how.frozen, *about) if how.frozen else []
         self._adapts = not (how.frozen or how.shares)
         shares = parse_shares(how.shares) if how.shares else (config.micro_batches,) * config.dp
-        # Both are in checkpoints: the shares of now, and what replicas have trained on since the last merge.
+        # Both are in checkpoints: the present shares, and the replicas' micro-batches since the last merge.
         self._shares = torch.tensor(shares)
         self._trained = torch.zeros_like(self._shares)
         self._met = False
@@ -74,23 +74,23 @@ class ElasticUpdater(SyncedUpdater):
         return self.shares[self._topology.dp]
 
     def begin(self) -> Sequence[int]:
-        """See :class:`Updater`; the clock starts."""
+        """Begin a step, see :class:`Updater`, and start the clock."""
         self._began = self.clock()
         return self.shares
 
     def rate(self, step: int) -> float:
-        """See :class:`Updater`: by the size of this replica's batch."""
+        """Return the learning rate, see :class:`Updater`, scaled by the size of this replica's batch."""
         return super().rate(step) * self._mine / self._config.micro_batches
 
     def update(self, step: int, loss: float, *, last: bool) -> list[Result]:
-        """See :class:`ApartUpdater`; the passes of the step have been timed."""
+        """Add up the timed passes of the step, then update as :class:`ApartUpdater` does."""
         self._seconds += self.clock() - self._began
         self._timed += self._mine
         self._trained += self._shares
         return super().update(step, loss, last=last)
 
     def synchronise(self, step: int, *, last: bool) -> bool:
-        """See :class:`ApartUpdater`: merge replicas by what each has trained on since they last were."""
+        """Merge replicas, see :class:`ApartUpdater`, by each one's micro-batches since the last merge."""
         self.weigh(int(self._trained[self._topology.dp]) * self._config.dp / int(self._trained.sum()))
         self._met = super().synchronise(step, last=last)
         if self._met:
@@ -98,14 +98,14 @@ class ElasticUpdater(SyncedUpdater):
         return self._met
 
     def told(self) -> list[float]:
-        """See :class:`ApartUpdater`: how long this rank's passes took since it last told, and of how many batches."""
+        """Return this rank's seconds of passes, and their micro-batches, for a report; see :class:`ApartUpdater`."""
         told = [self._seconds, float(self._timed)]
         if self._met:
             self._seconds, self._timed = 0.0, 0
         return told
 
     def heard(self, everyone: Tensor) -> Replicas:
-        """See :class:`ApartUpdater`: decide about the next round's shares, where one has ended."""
+        """Decide the next round's shares, where one has ended, see :class:`ApartUpdater`."""
         if self._met and self._frozen:
             for step, shares in self._frozen:
                 if step <= self._sync.step:
@@ -118,5 +118,5 @@ class ElasticUpdater(SyncedUpdater):
         return Replicas(shares=self.shares)
 
     def state(self) -> dict[str, Tensor]:
-        """See :class:`SyncedUpdater`; with the shares, and what replicas have trained on since they were merged."""
+        """Return the state, see :class:`SyncedUpdater`, with the shares and the micro-batches since the last merge."""
         return {**super().state(), "shares": self._shares, "trained": self._trained}

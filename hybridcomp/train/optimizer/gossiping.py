@@ -1,6 +1,6 @@
-"""Mix this replica's parameters with those of its neighbours in a graph of the replicas, and with nobody else's.
+"""Mix this replica's parameters with those of its neighbours in a graph of the replicas only.
 
-The ranks that have the same part of each replica gossip it, by a rule of :mod:`hybridcomp.train.gossip`.
+Ranks that have the same part of each replica gossip it, by a rule of :mod:`hybridcomp.train.gossip`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ REPORT_EVERY = 10
 
 
 class GossipUpdater(ApartUpdater):
-    """The optimizer on this replica's parameters, and then a rule of gossip.
+    """Optimizer of this replica's parameters, followed by a rule of gossip.
 
     Args:
-        how: they gossip.
-        model: this rank's stages.
+        how: method of gossip.
+        model: stages of this rank.
         config, topology, traffic, stop_requested: see :class:`Updater`.
 
     Attributes:
-        whole: the mean of all replicas when it was last computed, by name; it is the model that is evaluated.
-        rule: of gossip.
+        whole: mean of all replicas when it was last computed, by name; it is the model that is evaluated.
+        rule: rule of gossip.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GossipUpdater(ApartUpdater):
         self._sample = Sample(tensors, config.seed)
 
     def synchronise(self, step: int, *, last: bool) -> bool:
-        """See :class:`ApartUpdater`: mix with neighbours; all replicas meet for a report alone."""
+        """Mix with neighbours, see :class:`ApartUpdater`; all replicas meet for a report alone."""
         if (step + 1) % self._every == 0:
             self.rule.mix(step)
         met = last or (step + 1) % REPORT_EVERY == 0
@@ -99,25 +99,25 @@ class GossipUpdater(ApartUpdater):
             averaging.wait()
 
     def told(self) -> list[float]:
-        """See :class:`ApartUpdater`: messages up to now, and values by which replicas' spread is estimated."""
+        """Return numbers for a report, see :class:`ApartUpdater`: a sample of parameters, then counts of messages."""
         counts = [float(n) for n in self.rule.messages] if isinstance(self.rule, EventGossip) else []
         return [*self._sample.values, *counts]
 
     def heard(self, everyone: Tensor) -> Replicas:
-        """See :class:`ApartUpdater`."""
+        """Return the spread of replicas and their share of suppressed messages, see :class:`ApartUpdater`."""
         values, counts = everyone[:, :VALUES], everyone[:, VALUES:].sum(0).tolist()
         suppressed = 1 - counts[1] / counts[0] if counts else None
         return Replicas(self._sample.spread(values, self._topology), suppressed)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """See :class:`Updater`: with the mean of all replicas as they are; collective."""
+        """Have the model compute with the mean of all replicas now, see :class:`Updater`; collective."""
         self._average()
         with super().evaluating():
             yield
 
     def state(self) -> dict[str, Tensor]:
-        """See :class:`Updater`: what the rule keeps, of each replica; the mean is then that of now. Collective."""
+        """Return each replica's state of the rule, see :class:`Updater`, after computing the mean. Collective."""
         self._average()
         place = f"dp{self._topology.dp}"
         return {f"{place}.{name}": torch.from_numpy(array) for name, array in self.rule.state().items()}
@@ -127,14 +127,14 @@ def _make_rule(how: Gossip | Event, tensors: Tensors, group: Any, replicas: int)
     """Make the rule, over a communicator of its own, which ends with the group."""
     from hybridcomp.collectives import Communicator  # noqa: PLC0415  (initialises MPI)
 
-    ours = group.comm  # of a group of hybridcomp's
+    ours = group.comm  # the group is one of hybridcomp's
     comm = Communicator(ours.mpi, "none", "dp", timeout=ours.timeout)
     group.beside.append(comm)
     graph = make_graph(how.graph, replicas)
     if isinstance(how, Event):
         sizes = [tensor.nbytes for tensor in tensors.values()]
         window = Window(comm, [graph.neighbours(rank) for rank in range(replicas)], sizes)
-        group.beside.insert(0, window)  # before the communicator that it is made of
+        group.beside.insert(0, window)  # freed before the communicator that it is made from
         neighbours = Neighbours(comm, graph, "put")
         return EventGossip(
             tensors,

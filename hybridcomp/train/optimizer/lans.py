@@ -1,7 +1,7 @@
-"""LANS: Adam on gradients that are normalised tensor by tensor, with steps in proportion to the tensors' norms.
+"""Normalise Adam's gradients tensor by tensor, with steps in proportion to the tensors' norms: LANS.
 
-Zheng et al. 2020, "Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes" (arXiv 2006.13484), as its
-authors have it in MXNet (``mxnet.optimizer.LANS``). Of a parameter tensor x with gradient g, at step t from 1::
+After Zheng et al. 2020, "Accelerated Large Batch Optimization of BERT Pretraining in 54 minutes" (arXiv 2006.13484),
+as its authors have it in MXNet (``mxnet.optimizer.LANS``). For a parameter tensor x with gradient g, at step t from 1::
 
     g~ = g / ||g||
     m = beta1 m + (1 - beta1) g~;  v = beta2 v + (1 - beta2) g~^2
@@ -24,19 +24,19 @@ from torch import Tensor, nn
 _EPSILON = 1e-6
 
 Totals = Callable[[Sequence[nn.Parameter], Tensor], Tensor]
-"""Makes sums over whole tensors, fp64 [sums, parameters], of those over this process's parts of these parameters."""
+"""Function that turns sums over this process's parts of tensors into those of whole ones: fp64 [sums, parameters]."""
 
 
 class LANS(torch.optim.Optimizer):
-    """LANS, by the norms of whole tensors even where this process has parts of them.
+    """LANS optimizer, by the norms of whole tensors even where this process has parts of them.
 
-    How large a gradient is does not count: clipping changes nothing.
+    The gradient's size does not count: clipping changes nothing.
 
     Args:
         groups: parameters in groups, each with its ``weight_decay``.
-        lr: learning rate: what a step changes of a tensor, as a share of its norm.
+        lr: learning rate: the change of a tensor in a step, as a share of its norm.
         betas: decays of the mean of gradients, and of that of their squares.
-        totals: collective, twice a step; by default this process has whole tensors.
+        totals: collective function for sums over whole tensors, twice a step; by default this process has whole ones.
     """
 
     def __init__(

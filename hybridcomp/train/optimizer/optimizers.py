@@ -1,4 +1,4 @@
-"""The optimizers, their learning-rate schedule, and the gradient norm over all axes."""
+"""Make the optimizers, their learning-rate schedule, and the gradient norm over all axes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hybridcomp.train.topology import Topology
 class SGDW(torch.optim.SGD):
     """SGD with Nesterov's momentum and decoupled weight decay.
 
-    After Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (arXiv 1711.05101): weights decay beside
-    what the momentum moves them by, so that it does not matter whether momentum is here or is in error feedback
+    After Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (arXiv 1711.05101): weights decay apart
+    from their momentum, so that it does not matter whether momentum is here or is in error feedback
     (``ef-sgdm``). ::
 
         u = momentum u + g;  x -= lr (g + momentum u + decay x)
@@ -26,7 +26,7 @@ class SGDW(torch.optim.SGD):
     Args:
         groups: parameters in groups, each with its ``decay``.
         lr: learning rate.
-        momentum: 0: none.
+        momentum: momentum; 0: none.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float) -> None:
@@ -48,13 +48,13 @@ def make_optimizer(
     whole: Mapping[str, Tensor] | None = None,
     totals: Totals | None = None,
 ) -> torch.optim.Optimizer:
-    """Make the optimizer, which decays matrices, but neither embeddings, a head that is one, nor norms.
+    """Make the optimizer, which decays matrices, except embeddings and a head that is one; it decays no norms.
 
     Args:
-        parameters: by name.
-        config: which one; rates and decays.
-        whole: those of which ``parameters`` has flat parts.
-        totals: for LANS, where ``parameters`` has parts of tensors.
+        parameters: parameters by name.
+        config: configuration with the kind, rates and decays.
+        whole: whole parameters of which ``parameters`` has flat parts.
+        totals: function for LANS, where ``parameters`` has parts of tensors.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
@@ -108,7 +108,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def square_sum(parameters: Sequence[nn.Parameter]) -> float:
-    """Sum of the squares of the parameters' gradients."""
+    """Return the sum of the squares of the parameters' gradients."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return 0.0
@@ -120,12 +120,12 @@ def global_norm(topology: Topology, sums: Tensor) -> float:
     """Compute the norm of the whole model's gradient.
 
     Args:
-        topology: the mesh.
-        sums: fp64 [ranks, 3], each rank's squares of split parameters, of shared ones, and of those that its
+        topology: mesh of the ranks.
+        sums: fp64 [ranks, 3], each rank's sums of squares over split parameters, shared ones, and those that its
             replica alone has.
 
     Split parameters are summed over tp, shared ones counted once, both summed over pp; replicas (dp) have
-    equal gradients of these, so the first one's count. Of what a replica alone has, each rank's sum counts.
+    equal gradients of these, so the first one's count. Every rank's sum counts for parameters that a replica alone has.
     Every rank adds the same numbers in the same order: equal bits on all.
     """
     total = 0.0

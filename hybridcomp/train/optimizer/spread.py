@@ -12,18 +12,18 @@ from hybridcomp.train.gossip.rules import Tensors
 from hybridcomp.train.topology import Topology
 
 VALUES = 256
-"""Parameters of each rank that are looked at: they travel in every report."""
+"""Number of parameters sampled on each rank: they travel in every report."""
 
 
 class Sample:
-    """A sample of this rank's parameters, at the same random places on all replicas.
+    """Sample of this rank's parameters, at the same random places on all replicas.
 
     Args:
-        tensors: the parameters, by name.
-        seed: of the places.
+        tensors: parameters by name.
+        seed: seed of the places.
 
     Attributes:
-        values: as they were when last taken, each times the root of how many parameters it stands for; zeros after
+        values: parameters when last sampled, each times the root of the number that it stands for; zeros after
             the last one where there are fewer than :data:`VALUES`.
     """
 
@@ -40,7 +40,7 @@ class Sample:
         self.values = [0.0] * VALUES
 
     def take(self) -> None:
-        """Look at the parameters as they are now."""
+        """Sample the parameters as they are now."""
         found = np.concatenate([flat[inside].astype(np.float64) for flat, inside in self._parts])
         self.values[: found.size] = (found * self._factor).tolist()
 
@@ -49,7 +49,7 @@ class Sample:
 
         Args:
             everyone: :attr:`values` of all ranks, fp64 [ranks, :data:`VALUES`].
-            topology: the mesh.
+            topology: mesh of the ranks.
         """
         sizes = topology.sizes
         ranks = [

@@ -1,7 +1,8 @@
 """Train linear layers by streamed gradients, and all other parameters by AdamW.
 
-Streaming batch PCA of Huang et al. 2020 (arXiv 2004.12041), as :func:`hybridcomp.torch.stream_linear` has it: replicas
-sum factors in the place of these layers' gradients, and the weights take SGD's steps.
+The method is the streaming batch PCA of Huang et al. 2020 (arXiv 2004.12041), as
+:func:`hybridcomp.torch.stream_linear` has it: replicas sum factors in the place of these layers' gradients, and the
+weights take SGD's steps.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from hybridcomp.train.topology import Topology
 
 
 class StreamedUpdater(Updater):
-    """AdamW on parameters whose gradients are formed, SGD on streamed weights; one norm clips both.
+    """AdamW for parameters whose gradients are formed, SGD for streamed weights; one norm clips both.
 
     Args:
-        streamed: the layers.
-        parameters: of the model, by name.
+        streamed: layers with streamed gradients.
+        parameters: parameters of the model, by name.
         config, topology, traffic, stop_requested: see :class:`Updater`.
     """
 
@@ -41,17 +42,17 @@ class StreamedUpdater(Updater):
         super().__init__(formed, frozenset(), config, topology, traffic, stop_requested, whole=weights)
         self._streamed = streamed
         self._scale = config.stream_lr / config.lr
-        # So that weights decay as AdamW's do, at whatever rate their gradients are taken.
+        # Divide by the scale, so that weights decay as AdamW's do, at whatever rate their gradients are taken.
         decay = config.weight_decay / self._scale
         self._sgd = streamed.optimizer(lr=config.stream_lr, weight_decay=decay)
 
     def complete_gradients(self) -> None:
-        """See :class:`Updater`; then average the factors over the replicas."""
+        """Complete gradients, see :class:`Updater`; then average the factors over the replicas."""
         super().complete_gradients()
         self._streamed.average()
 
     def square_sums(self) -> tuple[float, float, float]:
-        """See :class:`Updater`; of streamed gradients as their factors tell them."""
+        """Return sums of squares, see :class:`Updater`; those of streamed gradients come from their factors."""
         split, shared, apart = super().square_sums()
         return split, shared + self._streamed.square_sum(), apart
 
@@ -75,7 +76,7 @@ class StreamedUpdater(Updater):
         return super().sizes() | {name: weight.numel() for name, weight in self.whole.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """See :class:`Updater`: the bases."""
+        """Return the bases, see :class:`Updater`."""
         sides = {name: self._sgd.state[weight] for name, weight in self.whole.items()}
         return {
             f"stream.{name}.{side}": basis for name, both in sides.items() for side, basis in both.items()

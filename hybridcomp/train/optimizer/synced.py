@@ -2,7 +2,7 @@
 
 After Stich 2019, "Local SGD Converges Fast and Communicates Little" (arXiv 1805.09767), and Douillard et al. 2023,
 "DiLoCo: Distributed Low-Communication Training of Language Models" (arXiv 2311.08105) and 2025, "Streaming DiLoCo with
-overlapping communication" (arXiv 2501.18512). The ranks that have the same part of each replica synchronise it:
+overlapping communication" (arXiv 2501.18512). Ranks that have the same part of each replica synchronise it:
 :class:`hybridcomp.torch.sync.synchronizer.Synchronizer`.
 """
 
@@ -24,20 +24,20 @@ from hybridcomp.train.parallel.stages import RankModel
 from hybridcomp.train.sync import DiLoCo
 from hybridcomp.train.topology import Topology
 
-_MOMENTUM = "momentum_buffer"  # of torch's SGD
+_MOMENTUM = "momentum_buffer"  # key in the state of torch's SGD
 
 
 class SyncedUpdater(ApartUpdater):
-    """The optimizer on this replica's parameters, with an outer optimizer of what all replicas have agreed on.
+    """Optimizer of this replica's parameters, with an outer optimizer of the parameters that all replicas agree on.
 
     Args:
-        how: they synchronise.
-        model: this rank's stages.
-        policy: its section ``dp`` says how what replicas tell each other is compressed.
+        how: method of synchronisation.
+        model: stages of this rank.
+        policy: policy whose section ``dp`` says how the replicas' messages are compressed.
         config, topology, traffic, stop_requested: see :class:`Updater`.
 
     Attributes:
-        whole: what all replicas have agreed on, by name; it is the model that is evaluated.
+        whole: parameters that all replicas have agreed on, by name; they are the model that is evaluated.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class SyncedUpdater(ApartUpdater):
             self._sync.outer.state[parameter][_MOMENTUM] = torch.zeros_like(parameter)
 
     def weigh(self, weight: float) -> None:
-        """Have this replica count so many times as much as the mean replica in the next outer steps."""
+        """Have this replica count ``weight`` times as much as the mean replica in the next outer steps."""
         self._sync.weight = weight
 
     def synchronise(self, step: int, *, last: bool) -> bool:
-        """See :class:`ApartUpdater`: start and end the outer steps that are due."""
+        """Start and end the outer steps that are due, see :class:`ApartUpdater`."""
         self._sync.advance()
         if step + 1 == self._config.steps:
             self._sync.average()
         if last:
-            self._sync.arrived()  # whose bytes are of training, not of what follows
+            self._sync.arrived()  # its bytes count as training's, not as those of what follows
         return self._sync.met
 
     def state(self) -> dict[str, Tensor]:
-        """See :class:`Updater`: the outer optimizer's, and what is under way, for which it waits."""
+        """Return the outer optimizer's state and averages, waiting for those under way; see :class:`Updater`."""
         self._sync.arrived()
         outer = self._sync.outer.state
         found = {

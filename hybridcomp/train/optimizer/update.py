@@ -28,13 +28,13 @@ from hybridcomp.train.topology import Topology
 
 @dataclass(frozen=True)
 class Replicas:
-    """The state of replicas that train apart, when ranks reported it.
+    """State of replicas that train apart, at the ranks' report of it.
 
     Attributes:
         spread: RMS distance of their parameters from the mean of all, over the RMS of the parameters; an estimate
             (:mod:`.spread`), before any average of all. None where they do not gossip.
         suppressed: share of all tensors up to then that were not sent, as they had not changed by enough; None where
-            all are.
+            all are sent.
         shares: micro-batches of each replica from then on; None where all have the same.
     """
 
@@ -44,7 +44,7 @@ class Replicas:
 
     @property
     def text(self) -> str:
-        """Return it for people."""
+        """Return the state as text for people."""
         told = []
         if self.spread is not None:
             told.append(f"replicas apart by {100 * self.spread:.3g} %")
@@ -57,16 +57,16 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a step whose update is done; the same on all ranks.
+    """Result of a step whose update is done; the same on all ranks.
 
     Attributes:
-        step: from 0.
-        loss: mean over the replicas.
+        step: step from 0.
+        loss: mean loss over the replicas.
         rate: learning rate of the update.
-        norm: of the whole gradient, before clipping.
+        norm: norm of the whole gradient, before clipping.
         traffic: int64 [2, axes], bytes of all ranks up to the step: on the wire, and uncompressed.
         stop: whether a rank had been asked to stop when it reported the step.
-        replicas: of those that gossip or have shares, after the newest step of a report; else None.
+        replicas: state of replicas that gossip or have shares, after the newest step of a report; else None.
     """
 
     step: int
@@ -80,32 +80,32 @@ class Result:
 
 @dataclass(frozen=True)
 class Report:
-    """A report of the ranks about a step's gradients, on its way to all of them."""
+    """Report of the ranks about a step's gradients, on its way to all of them."""
 
     step: int
     exchange: Exchange
 
 
 class Updater:
-    """The optimizer on this rank's parameters, with the gradient clipped to a global norm.
+    """Optimizer of this rank's parameters, with the gradient clipped to a global norm.
 
     Args:
-        parameters: what the optimizer updates, by name; their ``.grad`` is taken, and dropped afterwards.
-        split: names of those that are split over tp.
-        config: rates, decays, the limit of the norm.
-        topology: the mesh.
-        traffic: gives this rank's byte counters, int64 [2, axes].
-        stop_requested: tells whether this rank has been asked to stop.
-        partial: names of those whose gradients are parts, which the ranks of tp sum.
-        copies: names of those that are copies of others, whose gradients count in the norm.
+        parameters: parameters to update, by name; their ``.grad`` is taken, and dropped afterwards.
+        split: names of parameters that are split over tp.
+        config: configuration with rates, decays and the limit of the norm.
+        topology: mesh of the ranks.
+        traffic: function that returns this rank's byte counters, int64 [2, axes].
+        stop_requested: function that tells whether this rank has been asked to stop.
+        partial: names of parameters whose gradients are parts, which the ranks of tp sum.
+        copies: names of parameters that are copies of others, whose gradients count in the norm.
         apart: names of parameters that this replica alone has.
         whole: parameters of the model, by name, of which this rank updates only a flat part.
-        spread: names of those of which each replica has a part.
+        spread: names of parameters of which each replica has a part.
 
     Attributes:
-        optimizer: the configuration's.
+        optimizer: optimizer that the configuration names.
         parameters, apart, whole: as given.
-        gradient_bytes: the most that gradients, or what stands for them, took when they were applied.
+        gradient_bytes: most bytes of gradients, or of data in their place, when they were applied.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Updater:
         self._partial = [p for name, p in {**parameters, **self.whole}.items() if name in partial]
         self._split = [p for name, p in alike.items() if name in split]
         self._shared = [p for name, p in alike.items() if name not in split | copies]
-        # What tp does not split, all its ranks have: the first one's counts.
+        # All ranks of tp have the parameters that tp does not split: the first one's count.
         self._apart = [
             p for name, p in parameters.items() if name in apart and (name in split or topology.tp == 0)
         ]
@@ -159,7 +159,7 @@ class Updater:
     def square_sums(self) -> tuple[float, float, float]:
         """Return sums of squares of this rank's gradients.
 
-        They are of split parameters, of shared ones, and of those of this replica alone that count here.
+        They cover split parameters, shared ones, and the ones of this replica alone that count here.
         """
         return square_sum(self._split), square_sum(self._shared), square_sum(self._apart)
 
@@ -167,8 +167,8 @@ class Updater:
         """Start to tell all ranks about a step; collective.
 
         Args:
-            step: from 0.
-            loss: mean of this replica's batch, on its last stage; ignored elsewhere.
+            step: step from 0.
+            loss: mean loss of this replica's batch, on its last stage; ignored elsewhere.
             sums: :meth:`square_sums` of the step's gradients.
         """
         return Report(step, Exchange([*sums, loss, float(self._stop_requested())], self._traffic()))
@@ -177,7 +177,7 @@ class Updater:
         """Wait for all ranks' reports of the step.
 
         Raises:
-            DivergedError: on all ranks; the loss of one is not finite.
+            DivergedError: the loss of a replica is not finite; on all ranks.
         """
         everyone = report.exchange.wait()
         losses = everyone[:, 3]
@@ -207,7 +207,7 @@ class Updater:
             parameter.grad = None
 
     def held_bytes(self) -> int:
-        """Return the bytes of this rank's gradients, or of what stands for them."""
+        """Return the bytes of this rank's gradients, or of data in their place."""
         return sum(p.grad.nbytes for p in self.parameters.values() if p.grad is not None)
 
     def own_norm(self) -> float:
@@ -231,7 +231,7 @@ class Updater:
             last: see :meth:`hybridcomp.train.pipelines.Schedule.train`.
 
         Returns:
-            The steps of which all ranks have reported: here this one.
+            The results of the steps of which all ranks have reported: here this one.
         """
         self.complete_gradients()
         result = self.result(self.report(step, loss, self.square_sums()))
@@ -247,7 +247,7 @@ class Updater:
         return self._topology.dp == 0 or name in self.apart
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Have the model compute with what is to be evaluated, within a block."""
+        """Have the model compute with the parameters to evaluate, within a block."""
         return nullcontext()
 
     def state(self) -> dict[str, Tensor]:
@@ -270,12 +270,12 @@ def _holders(topology: Topology) -> list[int]:
 
 
 def check_losses(topology: Topology, losses: Tensor, step: int) -> None:
-    """Check the losses [ranks] of a step, from 0.
+    """Check that the losses [ranks] of a step, from 0, are finite.
 
     Raises:
-        DivergedError: that of a replica is not finite.
+        DivergedError: the loss of a replica is not.
     """
-    # A gradient that is not finite is skipped; weights that give such a loss will give no other one.
+    # A step whose gradient is not finite is skipped; weights that give such a loss will give no other one.
     for replica, rank in enumerate(_holders(topology)):
         if not math.isfinite(losses[rank]):
             raise DivergedError(

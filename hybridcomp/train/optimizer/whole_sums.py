@@ -11,13 +11,13 @@ from hybridcomp.train.topology import Topology
 
 
 class WholeSums:
-    """Makes sums over whole tensors of those over this rank's parts: :data:`hybridcomp.train.optimizer.lans.Totals`.
+    """Sums over whole tensors, from those over this rank's parts: :data:`hybridcomp.train.optimizer.lans.Totals`.
 
     Args:
-        parameters: this rank's, by name.
-        names: of all tensors that its replica's ranks, or the replicas, have parts of; alike on them.
-        over: by axis of the mesh, the names of those that are split over it; ``tp`` and ``dp``.
-        topology: the mesh.
+        parameters: parameters of this rank, by name.
+        names: names of all tensors of which its replica's ranks, or the replicas, have parts; alike on them.
+        over: names of the tensors that are split over an axis of the mesh, by axis; ``tp`` and ``dp``.
+        topology: mesh of the ranks.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WholeSums:
         ]
 
     def __call__(self, parameters: Sequence[nn.Parameter], sums: Tensor) -> Tensor:
-        """Return the sums of whole tensors, fp64 [sums, parameters], of those of these parameters; collective."""
+        """Return sums over whole tensors, fp64 [sums, parameters], given those over these parameters; collective."""
         mine = [self._places[parameter] for parameter in parameters]
         everyone = sums.new_zeros(len(sums), self._count)
         everyone[:, mine] = sums

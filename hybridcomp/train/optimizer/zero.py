@@ -1,11 +1,11 @@
-"""ZeRO-1: each replica has the optimizer's moments, and weights of full precision, of its part of the parameters only.
+"""Keep the optimizer's moments, and weights of full precision, for each replica's part of the parameters only: ZeRO-1.
 
 After Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv
 1910.02054), stage 1. After a step's last backward pass:
 
 1.  The gradients are reduced and scattered: each replica gets the mean of its part.
-2.  Each updates its part.
-3.  The parts are gathered. All replicas, the owner too, compute with what comes out of these messages: they have the
+2.  Each replica updates its part.
+3.  The parts are gathered. All replicas, the owner too, compute with the values of these messages: they have the
     same bits whatever the policy makes of them, and the owner's part is never rounded.
 
 A part has a piece of every parameter, whose elements in a row are cut into as many equal pieces as there are replicas,
@@ -43,19 +43,19 @@ _AXIS = "dp"
 
 
 class Shards:
-    """This replica's part of parameters that all replicas hold.
+    """Part of this replica in parameters that all replicas hold.
 
     Args:
-        parameters: by name; the same on all replicas.
-        group: of the replicas.
-        policy: its section ``dp`` says how the messages are compressed.
-        bucket_mb: MiB of gradients, at most, that are sent together.
+        parameters: parameters by name; the same on all replicas.
+        group: process group of the replicas.
+        policy: policy whose section ``dp`` says how the messages are compressed.
+        bucket_mb: MiB of gradients that are sent together, at most.
 
     Attributes:
         parameters: as given.
-        leaves: what the optimizer updates, by name: flat pieces. Parameters of which this replica has none are not
+        leaves: flat pieces that the optimizer updates, by name. Parameters of which this replica has none are not
             there.
-        label: names this in a saved state.
+        label: name in a saved state.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Shards:
         return self._collectives.rows()
 
     def memory(self) -> Arrays:
-        """Return the arrays of error feedback, the step and what was decided."""
+        """Return the arrays of error feedback, the step and the decisions."""
         return pack(self._feedback, {}, self._step, self._adapting.memory())
 
     def load_memory(self, arrays: Arrays) -> None:
@@ -194,13 +194,13 @@ def _keep(collectives: Collectives) -> None:
 
 
 class ShardedUpdater(Updater):
-    """The optimizer on this replica's part of the parameters.
+    """Optimizer of this replica's part of the parameters.
 
     Args:
-        shards: the part.
+        shards: part of this replica.
         own: parameters that no other replica has, by name.
         split: names of the parameters that are split over tp.
-        partial: names of those whose gradients are parts, which the ranks of tp sum.
+        partial: names of parameters whose gradients are parts, which the ranks of tp sum.
         config, topology, traffic, stop_requested: see :class:`Updater`.
     """
 
@@ -229,7 +229,7 @@ class ShardedUpdater(Updater):
         self._shards = shards
 
     def complete_gradients(self) -> None:
-        """See :class:`Updater`; then give each replica its part of the mean."""
+        """Complete gradients, see :class:`Updater`; then give each replica its part of the mean."""
         super().complete_gradients()
         self._shards.reduce()
 

@@ -21,7 +21,7 @@ class Exchange:
         numbers = torch.tensor(values, dtype=torch.float64)
         self._mine = numbers if counters is None else torch.cat([numbers, counters.flatten().double()])
         self._everyone = torch.empty(dist.get_world_size(), self._mine.numel(), dtype=torch.float64)
-        # As integers: no policy compresses those.
+        # Send the numbers as integers, which no policy compresses.
         parts = list(self._everyone.view(torch.int64))
         self._work = dist.all_gather(parts, self._mine.view(torch.int64), async_op=True)
 

@@ -1,9 +1,9 @@
 """Find the thresholds of the values that stages send on, alike on all ranks that need one.
 
-By the rule of DCT (:mod:`hybridcomp.policy.adapt.thresholds`): in the last forward pass of a step, if so many steps
-have passed since the threshold was found, or if the share of the step's values that went on has drifted off. It is then
-the quantile of that pass's values, the mean over replicas and over parts of sequences. So it holds from the next step
-on, whatever the schedule, and needs no message where a stage has one rank.
+A threshold is found by the rule of DCT (:mod:`hybridcomp.policy.adapt.thresholds`), in the last forward pass of a
+step, if so many steps have passed since it was found, or if the share of the step's values that went on has drifted
+off. It is then the quantile of that pass's values, the mean over replicas and over parts of sequences. So it holds
+from the next step on, whatever the schedule, and needs no message where a stage has one rank.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hybridcomp.train.topology import Topology
 
 
 def find_thresholds(model: RankModel, config: TrainConfig, topology: Topology) -> None:
-    """Find the thresholds of this rank's stages from now on, as their forward passes go; those are of training."""
+    """Have training's forward passes find the thresholds of this rank's stages from now on."""
     axes = ("tp", "dp") if config.sequence_parallel else ("dp",)
     groups = [topology.group(axis) for axis in axes if topology.sizes[axis] > 1]
     for stage in model.stages:
@@ -34,11 +34,11 @@ def find_thresholds(model: RankModel, config: TrainConfig, topology: Topology) -
 
 
 class Refresh:
-    """A refresh of one threshold, when it is due.
+    """Refresh of one threshold, when it is due.
 
     Args:
-        neurons: whose threshold it is.
-        micro_batches: forward passes of a step.
+        neurons: module with the threshold.
+        micro_batches: number of forward passes of a step.
         every: steps from one refresh to the next.
         groups: process groups over which values of the same place in the model are spread.
     """
@@ -51,7 +51,7 @@ class Refresh:
         self._every = every
         self._groups = groups
         self._passes = 0
-        self._kept = self._all = 0  # values, in the passes of this step
+        self._kept = self._all = 0  # numbers of values in the passes of this step
 
     def __call__(self, x: Tensor, kept: Tensor) -> None:
         """Take notice of a forward pass, in which ``x`` came in and ``kept`` went on; collective over the groups."""
@@ -82,7 +82,7 @@ class Refresh:
         return is_stale(self._mean(self._kept / self._all), self._neurons.share)
 
     def _mean(self, value: float) -> float:
-        """Return the mean over the groups, of as many values on each rank; collective."""
+        """Return the mean over the groups, of equally many values on each rank; collective."""
         total = torch.tensor([value], dtype=torch.float64)
         for group in self._groups:
             total = sum_exactly(total, group) / group.size()

@@ -1,4 +1,4 @@
-"""Define the residual stream between stages: what one sends to the next, and gets the gradient of."""
+"""Define the residual stream between stages: the tensors that one sends to the next, and gets the gradient of."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hybridcomp.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Stream:
-    """The activations of one micro-batch that a rank sends to the next stage.
+    """Activations of one micro-batch that a rank sends to the next stage.
 
     Attributes:
-        shape: [micro_batch_size, time, d_model]; of sequence parallelism, this rank's part of the time.
-        dtype: of the elements.
+        shape: [micro_batch_size, time, d_model]; with sequence parallelism, this rank's part of the time.
+        dtype: dtype of the elements.
     """
 
     shape: tuple[int, int, int]
@@ -28,7 +28,7 @@ class Stream:
 
 
 def stream_of(config: TrainConfig) -> Stream:
-    """Return shape and dtype of the tensors that the stages of a run send each other."""
+    """Return the shape and dtype of the tensors that the stages of a run send each other."""
     time = config.seq_len // config.tp if config.sequence_parallel else config.seq_len
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.get_default_dtype()
     return Stream((config.micro_batch_size, time, config.d_model), dtype)

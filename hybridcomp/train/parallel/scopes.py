@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def activations_of(stage: Stage, *, train: bool = True) -> AbstractContextManager[None]:
-    """Name the place of a send of the output of a stage's last layer; in training it is a link."""
+    """Name the place of a send of a stage's output, at its last layer; in training it is a link."""
     link = f"activations of stage {stage.index}" if train else None
     return hct.in_place(stage=stage.index, layer=max(map(int, stage.plain.blocks)), link=link)
 
 
 def gradients_of(stage: Stage, *, cools: bool | None = None) -> AbstractContextManager[None]:
-    """Name the place of a send of the gradient of a stage's input, which is of the last layer before it.
+    """Name the place of a send of the gradient of a stage's input, at the last layer before it.
 
     Args:
-        stage: not the first.
+        stage: stage other than the first.
         cools: whether its last forward pass of the step is done; None where the schedule has no cool-down.
     """
     part = None if cools is None else "cool-down" if cools else "steady"
@@ -43,7 +43,7 @@ def say_layers(model: GPT) -> None:
 
 
 class _Saying:
-    """The setting of a layer as messages' place between two hooks; a forward pass may lie within a backward pass."""
+    """Setting of a layer as messages' place between two hooks; a forward pass may lie within a backward pass."""
 
     def __init__(self, layer: int) -> None:
         self._layer = layer

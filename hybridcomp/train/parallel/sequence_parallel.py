@@ -1,9 +1,9 @@
-"""Sequence parallelism: between the layers that tp splits, each of its ranks has a part of every sequence.
+"""Split sequences over tp between the layers that it splits: sequence parallelism.
 
 After Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198). The
-all-reduce after a row-parallel layer becomes a reduce-scatter, whose result the residual stream and the next norm work
-on; before the next column-parallel layer comes an all-gather. In backward it is the other way round. That is as many
-bytes, and 1/tp of the activations between the layers, and of what a pipeline sends.
+all-reduce after a row-parallel layer becomes a reduce-scatter, on whose result the residual stream and the next norm
+work; before the next column-parallel layer comes an all-gather. In backward it is the other way round. That is as many
+bytes, and 1/tp of the activations between the layers, and of a pipeline's sends.
 
 Embeddings are computed whole on every rank, which keeps its part; the gradient of their output is gathered, so that
 all ranks have the same gradient of the tables, which may be larger than any activation. The last stage gathers its
@@ -28,14 +28,14 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 def _gather(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Gather [batch, time / n, ...] of each of the n ranks to [batch, time, ...]."""
+    """Gather [batch, time / n, ...] from each of the n ranks to [batch, time, ...]."""
     parts = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
     _all_gather(parts, part.contiguous(), group=group)
     return parts.view(group.size(), *part.shape).transpose(0, 1).flatten(1, 2)
 
 
 def _sum_to_parts(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum [batch, time, ...] over the n ranks; return this one's part of the sum, [batch, time / n, ...]."""
+    """Sum [batch, time, ...] over the n ranks; return this rank's part of the sum, [batch, time / n, ...]."""
     parts = whole.chunk(group.size(), 1)
     mine = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
     _reduce_scatter(mine, torch.cat(parts), group=group)
@@ -50,7 +50,7 @@ _Move = Callable[[Tensor, dist.ProcessGroup], Tensor]
 
 
 class _ThereAndBack(torch.autograd.Function):
-    """An autograd function that moves parts and sequences one way in forward, the gradient another way in backward."""
+    """Autograd function that moves parts and sequences one way in forward, the gradient another way in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, there: _Move, back: _Move) -> Tensor:

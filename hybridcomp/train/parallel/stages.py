@@ -1,4 +1,4 @@
-"""The stages of the model that a rank has: split over tp, replicated over dp."""
+"""Define the stages of the model that a rank has: split over tp, replicated over dp."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hybridcomp.train.topology import Topology
 
 
 class GradientHook:
-    """DDP's communication hook, which can be switched off for a rehearsal.
+    """Communication hook for DDP that can be switched off for a rehearsal.
 
     Args:
-        state: the state of the hook that is called.
-        hook: that hook.
+        state: state of the hook that is called.
+        hook: hook that is called.
     """
 
     def __init__(self, state: object, hook: Any) -> None:
@@ -53,11 +53,11 @@ class Stage:
     """One of the consecutive parts that the model is cut into.
 
     Attributes:
-        index: its place, from 0.
-        count: of all stages.
-        module: what training calls: the stage, or :class:`OwnLoss` of it; in DDP where it is replicated.
-        plain: the stage itself.
-        hook: of DDP; None without it.
+        index: place among the stages, from 0.
+        count: number of all stages.
+        module: module that training calls: the stage, or :class:`OwnLoss` of it; in DDP where it is replicated.
+        plain: stage itself.
+        hook: hook of DDP; None without it.
     """
 
     index: int
@@ -79,16 +79,16 @@ class Stage:
 
 @dataclass(frozen=True)
 class RankModel:
-    """The stages that a rank trains.
+    """Stages that a rank trains.
 
     Attributes:
-        stages: in order.
-        parameters: of all of them by name, as plain local tensors (a split one is this rank's part).
+        stages: stages in order.
+        parameters: parameters of all stages by name, as plain local tensors (a split one is this rank's part).
         split: names of the parameters that are split over tp.
-        embedding: where a pipeline's first and last stage share one.
-        partial: names of those of which each rank of tp has the gradient of its part of the sequences.
-        apart: names of those that this replica alone has.
-        streamed: the layers whose gradients are not formed, where there are such.
+        embedding: shared embedding, where a pipeline's first and last stage have one.
+        partial: names of parameters of which each rank of tp has the gradient of its part of the sequences.
+        apart: names of parameters that this replica alone has.
+        streamed: layers whose gradients are not formed, if there are any.
     """
 
     stages: tuple[Stage, ...]
@@ -106,7 +106,7 @@ class RankModel:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """Return what training changes in the stages beside parameters, by name: alike on all replicas."""
+        """Return the buffers that training changes in the stages, by name: alike on all replicas."""
         return {name: buffer for stage in self.stages for name, buffer in stage.plain.named_buffers()}
 
 

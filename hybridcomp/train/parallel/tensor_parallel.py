@@ -1,7 +1,7 @@
-"""Linear layers split over the tp axis: PyTorch's ``parallelize_module`` with styles that compute on plain
+"""Split linear layers over the tp axis: PyTorch's ``parallelize_module`` with styles that compute on plain
 tensors.
 
-After Shoeybi et al. 2019 (Megatron-LM). PyTorch's own ``ColwiseParallel`` and ``RowwiseParallel`` split in
+The split is after Shoeybi et al. 2019 (Megatron-LM). PyTorch's own ``ColwiseParallel`` and ``RowwiseParallel`` split in
 the same way and send the same messages, but run every operation through DTensor's dispatch: about 1 ms of
 Python per layer and micro-batch on a CPU, a fifth of the step of a small model. Parameters that are plain
 tensors also suit DistributedDataParallel and the optimizer as they are.
@@ -34,7 +34,7 @@ class _SumGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        total = gradients[0].contiguous()  # the layer's own product: nobody else holds it
+        total = gradients[0].contiguous()  # the layer's own product: nothing else holds it
         dist.all_reduce(total, group=ctx.group)
         return total, None
 
@@ -62,10 +62,10 @@ def sum_output(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class ColumnParallel(ParallelStyle):
-    """A linear layer that computes this rank's part of the outputs from the whole input.
+    """Linear layer that computes this rank's part of the outputs from the whole input.
 
     Args:
-        enter: makes the whole input of what this rank has.
+        enter: function that makes the whole input from this rank's.
     """
 
     def __init__(self, enter: Carry = sum_gradient) -> None:
@@ -80,10 +80,10 @@ class ColumnParallel(ParallelStyle):
 
 
 class RowParallel(ParallelStyle):
-    """A linear layer that takes this rank's part of the inputs; the outputs are summed.
+    """Linear layer that takes this rank's part of the inputs; the outputs are summed.
 
     Args:
-        leave: makes what this rank is to have of its outputs.
+        leave: function that turns the layer's outputs into this rank's result.
     """
 
     def __init__(self, leave: Carry = sum_output) -> None:
@@ -98,10 +98,10 @@ class RowParallel(ParallelStyle):
 
 
 class SumCodes(ParallelStyle):
-    """An encoder of what each rank has of a layer's outputs; the codes are summed, in the place of the outputs.
+    """Encoder of each rank's share of a layer's outputs; the codes are summed, in the place of the outputs.
 
     Args:
-        leave: makes what this rank is to have of the codes.
+        leave: function that turns the codes into this rank's result.
     """
 
     def __init__(self, leave: Carry) -> None:
@@ -142,9 +142,9 @@ def split_over_tp(model: GPT, mesh: DeviceMesh, *, sequence: bool) -> frozenset[
     """Split the blocks' matrices over the ranks of the one-dimensional ``mesh``.
 
     Args:
-        model: a stage.
-        mesh: of tp.
-        sequence: between the layers each rank has a part of the sequences.
+        model: stage of the model.
+        mesh: mesh of tp.
+        sequence: whether each rank has a part of the sequences between the layers.
 
     Returns:
         The names of the parameters that are split now; the others are the same on all ranks of the mesh.
@@ -173,8 +173,8 @@ def _with_codes(
 
 
 def partial_codes(model: GPT, *, sequence: bool) -> frozenset[str]:
-    """Return the names of the parameters of autoencoders of whose gradient each rank of tp has a part."""
-    partial = ("encode", "decode") if sequence else ("encode",)  # else all have the sum, and its gradient
+    """Return the names of autoencoders' parameters of whose gradient each rank of tp has a part."""
+    partial = ("encode", "decode") if sequence else ("encode",)  # else ranks have the sum, and its gradient
     return frozenset(
         f"{path}.{part}.weight"
         for path, code in model.named_modules()

@@ -1,6 +1,6 @@
-"""Schedules of a training step, behind one interface: :class:`Schedule`.
+"""Provide the schedules of a training step, behind one interface: :class:`Schedule`.
 
-Which there are, what they do to the weights and what they cost says docs/schedules.md.
+docs/schedules.md lists them, with their effect on the weights and their costs.
 """
 
 from __future__ import annotations

@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 
 class BatchOf(Protocol):
-    """A function that gives this replica's batch of a step."""
+    """Function that gives this replica's batch of a step."""
 
     def __call__(self, step: int, shares: Sequence[int] | None = None, /) -> Tensor:
-        """Return it."""
+        """Return the batch."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The components from which a schedule is made.
+    """Components from which a schedule is made.
 
     Attributes:
-        model: this rank's stages.
+        model: stages of this rank.
         shape: sizes of the whole model.
-        config: the configuration.
-        policy: what to compress.
-        topology: the mesh.
-        batch: gives this replica's batch of a step (from 0): int64
-            [micro_batches * micro_batch_size, seq_len + 1]; with as many micro-batches as it has of a second argument,
-            those of each replica, if that is given and not None.
-        traffic: gives this rank's byte counters, int64 [2, axes].
-        stop_requested: tells whether this rank has been asked to stop.
+        config: configuration of the run.
+        policy: policy of compression.
+        topology: mesh of the ranks.
+        batch: function that returns this replica's batch of a step (from 0): int64
+            [micro_batches * micro_batch_size, seq_len + 1]; with this replica's number of micro-batches in the second
+            argument, the shares of all replicas, where that is given and not None.
+        traffic: function that returns this rank's byte counters, int64 [2, axes].
+        stop_requested: function that tells whether this rank has been asked to stop.
     """
 
     model: RankModel
@@ -70,8 +70,8 @@ class Run:
         """Make the components of a job's schedule, its model built and rehearsed; collective.
 
         Args:
-            job: what to train; its process group is up.
-            topology: the job's mesh.
+            job: job to train; its process group is up.
+            topology: mesh of the job.
             traffic: see the attributes; by default nothing is counted.
             stop_requested: see the attributes.
         """
@@ -96,7 +96,7 @@ class Run:
         model = self.model
         about = self.config, self.topology, self.traffic, self.stop_requested
         if self.config.sync is not None:
-            # They import this floor.
+            # They import this module.
             from hybridcomp.train.optimizer.elastic import ElasticUpdater  # noqa: PLC0415
             from hybridcomp.train.optimizer.gossiping import GossipUpdater  # noqa: PLC0415
             from hybridcomp.train.optimizer.synced import SyncedUpdater  # noqa: PLC0415
@@ -129,13 +129,13 @@ class Run:
 
 
 class Schedule(abc.ABC):
-    """A schedule that runs training steps.
+    """Schedule that runs training steps.
 
     Collective: every rank calls the same methods in the same order.
 
     Args:
-        run: what there is to train.
-        updater: changes the weights.
+        run: components of the run.
+        updater: updater that changes the weights.
 
     Attributes:
         run: as given.
@@ -151,12 +151,12 @@ class Schedule(abc.ABC):
         """Run the passes of a step.
 
         Args:
-            step: from 0; one more than in the call before.
-            last: an evaluation, a checkpoint or the end follows: nothing of later steps is begun, and
+            step: step from 0; one more than in the call before.
+            last: whether an evaluation, a checkpoint or the end follows: nothing of later steps is begun, and
                 every update is done on return.
 
         Returns:
-            The steps whose updates were done, in order. A schedule may be some steps behind unless
+            The results of the steps whose updates were done, in order. A schedule may be some steps behind unless
             ``last``.
 
         Raises:
@@ -166,7 +166,7 @@ class Schedule(abc.ABC):
     def evaluate(self, micro_batches: Sequence[Tensor]) -> float:
         """Evaluate the newest weights, by forward passes alone.
 
-        Follows a step with ``last``, or precedes all.
+        It follows a step with ``last``, or precedes all.
 
         Args:
             micro_batches: each int64 [micro_batch_size, seq_len + 1].

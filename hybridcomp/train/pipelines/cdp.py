@@ -1,4 +1,4 @@
-"""Cyclic data parallelism: each replica two time-steps behind the one before, gradients sent on point to point.
+"""Run replicas two time-steps apart, and send their gradients on point to point: cyclic data parallelism.
 
 After Fournier and Oyallon 2024 (arXiv 2403.08837); :mod:`.cyclic` has its time-steps. With N replicas (workers), the
 model cut into N stages, and one micro-batch on each worker, the update of stage j is
@@ -32,10 +32,10 @@ from hybridcomp.train.pipelines.versions import Versions
 
 
 class Cyclic(Schedule):
-    """CDP-v1 or CDP-v2 on all stages of the model.
+    """Schedule CDP-v1 or CDP-v2 on all stages of the model.
 
     Attributes:
-        versions: of each stage's weights.
+        versions: versions of each stage's weights.
     """
 
     def __init__(self, run: Run) -> None:
@@ -61,13 +61,13 @@ class Cyclic(Schedule):
         self._open: tuple[int, float] | None = None  # step whose totals are still to be taken, and its loss
         self._expected: list[int] = []  # stages whose totals are still to be taken, in order
         self._taken: list[int] = []  # stages whose totals wait for those of others
-        self._squares = 0.0  # of the gradient of the step, stages so far
+        self._squares = 0.0  # sum of squares of the step's gradient, over the stages so far
         self._reports: list[Report] = []
         self._empty = True
 
     def train(self, step: int, *, last: bool) -> list[Result]:
-        """See :class:`Schedule`; one step behind, CDP-v1 two: the last worker to take a step's totals does so when the
-        first one has ended the next step, and a report waits for all."""
+        """Run a step as :class:`Schedule` does; one step behind, CDP-v1 two: the last worker to take a step's totals
+        does so when the first one has ended the next step, and a report waits for all."""
         ring, count = self._ring, len(self.versions)
         first, self._empty = self._empty, last
         if first:

@@ -1,4 +1,4 @@
-"""Cyclic data parallelism in time-steps: which worker does which pass when, and the activations that are alive.
+"""Define the time-steps of cyclic data parallelism: each worker's pass, and the activations that are alive.
 
 After Fournier and Oyallon 2024, "Cyclic Data Parallelism for Efficient Parallelism of Deep Neural Networks" (arXiv
 2403.08837). N workers train N stages on N micro-batches. A step takes each worker 2N time-steps, a stage in each:
@@ -16,7 +16,7 @@ LAG = 2
 
 
 class Pass(NamedTuple):
-    """A pass that a worker does in a time-step."""
+    """Pass that a worker does in a time-step."""
 
     direction: Literal["forward", "backward"]
     stage: int
@@ -44,10 +44,10 @@ def totals_due(worker: int, stages: int, *, at_once: bool) -> list[list[int]]:
     step, and worker i is 2(i - 1) time-steps behind worker 1.
 
     Args:
-        worker: the last one makes the totals, and takes none.
-        stages: of the model.
-        at_once: CDP-v2 needs them as they are made. With CDP-v1 they can travel with the wave of the workers, two
-            time-steps for each, and each comes before its step needs it: so the links are loaded more evenly.
+        worker: number of the worker; the last one makes the totals, and takes none.
+        stages: number of stages of the model.
+        at_once: whether totals are taken as they are made, as CDP-v2 needs. With CDP-v1 they can travel with the wave
+            of the workers, two time-steps for each, and each comes before its step needs it: links get an evener load.
     """
     due: list[list[int]] = [[] for _ in [*passes(stages), *passes(stages)]]
     if worker < stages:
@@ -61,7 +61,7 @@ def sent(workers: int, *, at_once: bool) -> list[int]:
     """Count the messages that all workers together send, in each time-step of a step: partial sums, and totals.
 
     Args:
-        workers: N, as many as stages.
+        workers: number N of workers, as many as stages.
         at_once: see :func:`totals_due`.
 
     Returns:
@@ -74,38 +74,38 @@ def sent(workers: int, *, at_once: bool) -> list[int]:
             if which.direction == "backward":  # its partial sum leaves when it ends
                 counts[(start + index + 1) % len(counts)] += 1
         for index, stages in enumerate(totals_due(worker, workers, at_once=at_once)):
-            counts[(start + index) % len(counts)] += len(stages)  # from the worker before
+            counts[(start + index) % len(counts)] += len(stages)  # totals from the worker before
     return counts
 
 
 def owner(stage: int, stages: int) -> int:
     """Return the worker that updates a stage that workers share: the first that sees its fresh weights in CDP-v2.
 
-    Its own inverse: worker i has stage ``owner(i, stages)``.
+    The function is its own inverse: worker i has stage ``owner(i, stages)``.
     """
     return stages - stage + 1
 
 
 def weights_from(worker: int, stage: int, stages: int, *, by_stage: bool) -> int:
-    """Return who hands a worker the weights of a stage, where workers share them; itself if they are its own.
+    """Return the worker that hands a worker a stage's weights, where workers share stages; itself if they are its own.
 
     A version's way begins with the stage's owner and goes up through the workers.
 
     Args:
-        worker, stage, stages: as everywhere.
-        by_stage: CDP-v2, whose fresh weights set out where they are made, in the middle of the workers.
+        worker, stage, stages: worker, stage and number of stages, from 1.
+        by_stage: whether it is CDP-v2, whose fresh weights set out where they are made, in the middle of the workers.
     """
     first = worker == 1 or (by_stage and worker == owner(stage, stages))
     return owner(stage, stages) if first else worker - 1
 
 
 class Duties(NamedTuple):
-    """The duties of a stage's owner: the passes before which it does them; passes count from 0 in its step.
+    """Duties of a stage's owner: the passes before which it does them; passes count from 0 in its step.
 
     Attributes:
-        back: hands the weights of this step out for backward passes, then takes the total of the step before.
-        on: hands out those of the next step for forward passes; at ``stages * 2`` and above, in that step. Weights in
-            which a norm over all stages is needed are made no earlier.
+        back: pass before which it hands out this step's weights for backward, then takes the total of the step before.
+        on: pass before which it hands out the next step's weights for forward; at ``stages * 2`` and above, in that
+            step. Weights that need a norm over all stages are made no earlier.
     """
 
     back: int
@@ -125,8 +125,8 @@ def handed(workers: int, *, by_stage: bool) -> list[int]:
     """Count the messages that all workers together send, in each time-step of a step, where they share the stages.
 
     Args:
-        workers: N, as many as stages.
-        by_stage: CDP-v2.
+        workers: number N of workers, as many as stages.
+        by_stage: whether it is CDP-v2.
 
     Returns:
         2N counts, of time-steps in which every worker is at work: weights, sums and totals, each of a stage.
@@ -159,8 +159,8 @@ def alive(workers: int, *, cyclic: bool) -> list[int]:
     An activation of one stage and micro-batch is held from its forward pass to its backward pass, both included.
 
     Args:
-        workers: N, as many as stages.
-        cyclic: or all at the same time.
+        workers: number N of workers, as many as stages.
+        cyclic: whether workers are two time-steps apart, or all at the same time.
 
     Returns:
         2N counts, of time-steps in which every worker is at work. Data parallelism: at most N * N. Cyclic:

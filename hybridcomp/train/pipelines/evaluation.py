@@ -1,4 +1,4 @@
-"""Forward passes without gradients, through all stages in turn."""
+"""Run forward passes without gradients, through all stages in turn."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def evaluate(
     """Run micro-batches through all stages; collective over the pipeline.
 
     Args:
-        stages: this rank's, in order: every stage of the model whose index is its place in the pipeline,
+        stages: stages of this rank, in order: every stage of the model whose index is its place in the pipeline,
             modulo the pipeline's size.
-        stream: what they send each other.
-        topology: the mesh.
+        stream: tensors that they send each other.
+        topology: mesh of the ranks.
         micro_batches: each int64 [micro_batch_size, seq_len + 1].
 
     Returns:
@@ -34,7 +34,7 @@ def evaluate(
     count = len(micro_batches)
     here: list[Tensor] = []  # activations between two stages of this rank, where it is the only one
     losses: list[float] = []
-    # A rank of several stages takes what the next rank sends only when it is through with its earlier ones.
+    # A rank of several stages takes the next rank's tensors only when it is through with its earlier stages.
     outbox = Outbox(group, (topology.pp + 1) % ranks, "forward", room=count * len(stages))
     for stage in stages:
         arriving = not stage.is_first and ranks > 1

@@ -1,4 +1,4 @@
-"""Pipelines that are empty between steps: PyTorch's GPipe, 1F1B and interleaved 1F1B.
+"""Run pipelines that are empty between steps: PyTorch's GPipe, 1F1B and interleaved 1F1B.
 
 GPipe is of Huang et al. 2019 (arXiv 1811.06965); 1F1B with a flush is PipeDream-Flush, of Narayanan et al. 2021
 (arXiv 2006.09503); interleaved is of Narayanan et al. 2021 (arXiv 2104.04473). All three apply the gradient of the
@@ -28,7 +28,7 @@ from hybridcomp.train.pipelines.base import Run, Schedule
 
 
 class _Stashes:
-    """A count of forward passes, of all stages of a rank, whose backward is to come."""
+    """Count of a rank's forward passes, over all its stages, whose backward is to come."""
 
     def __init__(self) -> None:
         self.stages: list[PipelineStage] = []
@@ -39,10 +39,10 @@ class _Stashes:
 
 
 class _CountedStage(PipelineStage):
-    """A stage of PyTorch's pipelines that counts what is stashed for backward, and names the place of its sends.
+    """Stage for PyTorch's pipelines that counts its stashes for backward, and names the place of its sends.
 
     Attributes:
-        cools: its micro-batches whose backward pass comes after the rank's last forward pass.
+        cools: micro-batches whose backward pass comes after the rank's last forward pass.
     """
 
     def __init__(self, stage: Stage, stashes: _Stashes, *args: Any, **kwargs: Any) -> None:
@@ -128,7 +128,7 @@ class FlushedPipeline(Schedule):
         return loss_of(logits, targets) / self._count
 
     def train(self, step: int, *, last: bool) -> list[Result]:
-        """See :class:`Schedule`; behind where replicas synchronise rarely."""
+        """Run a step as :class:`Schedule` does; behind where replicas synchronise rarely."""
         inputs: tuple[Tensor, ...] = ()
         losses: list[Tensor] = []
         outcome: dict[str, Any] = {}

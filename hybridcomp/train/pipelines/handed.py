@@ -1,13 +1,13 @@
-"""Cyclic data parallelism whose workers share the model's state: weights are handed from worker to worker.
+"""Hand weights from worker to worker: cyclic data parallelism whose workers share the model's state.
 
 After Fournier and Oyallon 2024 (arXiv 2403.08837), who put it in the place of ZeRO's collectives: where data
 parallelism gathers a stage's weights for all replicas at once, each worker hands them to the next, which needs them two
-time-steps later. The rules are those of :mod:`~hybridcomp.train.pipelines.cdp`, and so are the weights that come out.
+time-steps later. The rules, and the resulting weights, are those of :mod:`~hybridcomp.train.pipelines.cdp`.
 
 1.  Each stage has an owner, which keeps its newest weights and the optimizer's moments; no worker else does.
 2.  The owner hands the weights of a step to worker 1 before its forward pass of the stage, and again before its
     backward pass; each worker hands them on when it has used them. In CDP-v2 the owner is the first worker that sees
-    fresh weights, which set out with it. Of the last stage, whose backward pass follows its forward pass, they go once.
+    fresh weights, which set out with it. The last stage's go once: its backward pass follows the forward one.
 3.  The sum of the gradients goes up through the workers with the backward passes, as in :mod:`.ring`, and from the last
     worker to the owner, which updates.
 
@@ -35,7 +35,7 @@ _START, _PARTIAL, _TOTAL = 1, 2, 3  # tags
 
 
 class HandedOn(Schedule):
-    """CDP-v1 or CDP-v2; each worker owns one stage."""
+    """Schedule CDP-v1 or CDP-v2; each worker owns one stage."""
 
     def __init__(self, run: Run) -> None:
         self._modules = [stage.plain for stage in run.model.stages]
@@ -47,13 +47,13 @@ class HandedOn(Schedule):
         self._duties = duties(self._own, count)
         own = dict(self._modules[self._own - 1].named_parameters())
         self._newest = torch.cat([p.detach().flatten() for p in own.values()])
-        self._older: Tensor | None = self._newest.clone()  # where steps begin anew: what the first one sees
+        self._older: Tensor | None = self._newest.clone()  # weights of the first step where steps begin anew
         leaves = zip(own, views(self._newest, own.values()), strict=True)
         self._leaves = {name: nn.Parameter(view) for name, view in leaves}
         self._parameters = [list(module.parameters()) for module in self._modules]
         self._rooms = {j: Room(parameters) for j, parameters in enumerate(self._parameters, 1)}
         self._relay = Relay(self._mail, run.policy, self._rooms)
-        self._sums: dict[int, Tensor] = {}  # of gradients, by stage: those that come, or grow, here
+        self._sums: dict[int, Tensor] = {}  # gradients' sums that come or grow here, by stage
         self._total: Tensor | None = None
         super().__init__(run, run.updater(self._leaves, apart=frozenset(self._leaves)))
         self._micro = MicroBatch(self._modules, 1 / count)
@@ -66,7 +66,7 @@ class HandedOn(Schedule):
         self._most = self._versions = 0
 
     def train(self, step: int, *, last: bool) -> list[Result]:
-        """See :class:`Schedule`; one step behind, CDP-v1 two."""
+        """Run a step as :class:`Schedule` does; one step behind, CDP-v1 two."""
         first, self._empty, self._step = self._empty, last, step
         if first:
             self._made = step
@@ -115,14 +115,14 @@ class HandedOn(Schedule):
     def _fetch(self, step: int, which: Pass) -> None:
         """Wait for a pass's weights, and put them in place."""
         stage = which.stage
-        again = which.direction == "backward" and stage == self._count  # with the weights of the pass before
+        again = which.direction == "backward" and stage == self._count  # with the last pass's weights
         if not again and self._source(self._worker, stage) == self._worker:
             kept = None if self._by_stage else self._older
             self._relay.bring(stage, self._newest if kept is None else kept, step)
         self._relay.arrived(stage)
 
     def _run(self, step: int, which: Pass, batch: Tensor) -> None:
-        """Run a pass, and send on what the next worker needs for it."""
+        """Run a pass, and send on the tensors that the next worker needs for it."""
         direction, stage = which
         self._note(step, stage)
         if direction == "forward":
@@ -130,7 +130,7 @@ class HandedOn(Schedule):
                 self._micro.run(which, batch)
         else:
             self._backward(which, batch)
-        self._relay.settle()  # of the pass before, while this one ran
+        self._relay.settle()  # messages of the pass before, while this one ran
         if direction == "backward" or stage < self._count:
             goes_on = self._worker < self._count and self._source(self._worker + 1, stage) == self._worker
             self._relay.leave(stage, self._worker if goes_on else None)
@@ -157,7 +157,7 @@ class HandedOn(Schedule):
         return weights_from(worker, stage, self._count, by_stage=self._by_stage)
 
     def _note(self, step: int, stage: int) -> None:
-        """Update the maxima of what is held, for :meth:`peaks`."""
+        """Update the maxima of held weights, for :meth:`peaks`."""
         self._most = max(self._most, self._relay.held)
         if stage == self._own:
             fresh = self._by_stage and is_fresh(self._worker, stage, self._count)
@@ -210,7 +210,7 @@ class HandedOn(Schedule):
             self._made = step + 1
 
     def _update(self) -> None:
-        """Do the update of CDP-v1 that waits, if there is one."""
+        """Do CDP-v1's waiting update, if there is one."""
         if self._by_stage or not self._reports:
             return
         result = self.updater.result(self._reports.pop())
@@ -230,7 +230,7 @@ class HandedOn(Schedule):
     # -- beside training -------------------------------------------------------------------------------
 
     def evaluate(self, micro_batches: Sequence[Tensor]) -> float:
-        """See :class:`Schedule`; stage by stage, so that no worker has more weights than in training."""
+        """Evaluate as :class:`Schedule` does, stage by stage, so that no worker has more weights than in training."""
         between = [micro[:, :-1] for micro in micro_batches]
         with torch.no_grad():
             for stage, module in enumerate(self._modules, 1):
@@ -243,10 +243,10 @@ class HandedOn(Schedule):
         return sum(losses) / len(losses)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the version before the newest of the stage that this worker owns."""
+        """Return the version before the newest of the weights of this worker's own stage."""
         assert self._older is not None  # nothing is in flight
         return {f"stage{self._own}.older": self._older}
 
     def peaks(self) -> dict[str, int]:
-        """See :class:`Schedule`; and ``stages``, of which weights were here at once, beside the owner's."""
+        """Return the peaks, see :class:`Schedule`; also ``stages`` with weights here at once, beside the owner's."""
         return {"weight_versions": self._versions, "stashes": self._micro.peak, "stages": self._most}

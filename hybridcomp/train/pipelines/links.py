@@ -12,11 +12,11 @@ from hybridcomp.train.parallel.residual_stream import Stream
 
 
 class Inbox:
-    """An inbox of a residual stream, or its gradients, from one rank; one tensor is received ahead of its use.
+    """Inbox of a residual stream, or its gradients, from one rank; one tensor is received ahead of its use.
 
     Args:
         group: process group of the pipeline.
-        source: rank in it.
+        source: rank of the sender in the group.
         stream: shape and dtype of every tensor.
     """
 
@@ -28,12 +28,12 @@ class Inbox:
         self._ahead: tuple[Tensor, dist.Work | None] | None = None
 
     def expect(self, count: int) -> None:
-        """Expect so many more tensors; no more than those are received."""
+        """Expect ``count`` more tensors; no more than those are received."""
         self._due += count
         self._receive()
 
     def take(self) -> Tensor:
-        """Return the next tensor; waits for it."""
+        """Return the next tensor; wait for it."""
         if self._ahead is None:
             raise RuntimeError("more messages are taken than are expected")
         tensor, work = self._ahead
@@ -51,13 +51,13 @@ class Inbox:
 
 
 class Outbox:
-    """An outbox of tensors to one rank.
+    """Outbox of tensors to one rank.
 
     Args:
         group: process group of the pipeline.
-        target: rank in it.
+        target: rank of the receiver in the group.
         phase: ``"forward"`` or ``"backward"``, for policies that tell them apart.
-        room: tensors that may be on their way at once.
+        room: number of tensors that may be on their way at once.
     """
 
     def __init__(self, group: dist.ProcessGroup, target: int, phase: str, room: int = 1) -> None:

@@ -1,9 +1,9 @@
-"""Local updates: every stage of a pipeline trains on a loss of its own, and nothing is sent backward.
+"""Train every stage of a pipeline on a loss of its own, sending nothing backward: local updates.
 
-The "greedy" local parallelism of Laskin et al. 2020, "Parallel Training of Deep Networks with Local Updates"
-(arXiv 2012.03837). A stage's loss is the cross-entropy of its own norm and head on its activations; the next
-stage gets the activations, cut off from autograd. The last stage's is the model's own loss. Stages do not wait for
-each other but for activations: each clips its gradient to the limit by its own norm, and updates at once.
+The method is the "greedy" local parallelism of Laskin et al. 2020, "Parallel Training of Deep Networks with Local
+Updates" (arXiv 2012.03837). A stage's loss is the cross-entropy of its own norm and head on its activations; the next
+stage gets the activations, cut off from autograd. The last stage's is the model's own loss. Stages wait for each other
+only for activations: each clips its gradient to the limit by its own norm, and updates at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hybridcomp.train.pipelines.links import Inbox, Outbox
 
 
 class Local(Schedule):
-    """Local updates on one stage a rank, whose module gives its activations and its logits."""
+    """Schedule of local updates on one stage a rank, whose module gives its activations and its logits."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run, run.updater())
@@ -33,7 +33,7 @@ class Local(Schedule):
         self._reports: deque[Report] = deque()
 
     def train(self, step: int, *, last: bool) -> list[Result]:
-        """See :class:`Schedule`; one step behind, as a report needs the last stage, the update does not."""
+        """Run a step as :class:`Schedule` does; one step behind: a report needs the last stage, the update does not."""
         count = self.run.config.micro_batches
         if not self._stage.is_first:
             self._activations.expect(count)

@@ -1,4 +1,4 @@
-"""One stage: gradient accumulation over the micro-batches."""
+"""Train one stage: gradient accumulation over the micro-batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Loop(Schedule):
         self._module = run.model.stages[0].module
 
     def train(self, step: int, *, last: bool) -> list[Result]:
-        """See :class:`Schedule`; behind where replicas synchronise rarely."""
+        """Run a step as :class:`Schedule` does; behind where replicas synchronise rarely."""
         batch = self.run.batch(step, self.updater.begin())
         count = len(batch) // self.run.config.micro_batch_size
         total = 0.0

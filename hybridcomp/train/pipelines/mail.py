@@ -11,13 +11,13 @@ import hybridcomp.torch as hct
 
 
 class Mail:
-    """The messages on their way to and from this rank.
+    """Messages on their way to and from this rank.
 
     Each message has a slot, named by any key: only one at a time comes into a slot, and only one leaves from it.
     Messages of one tag between two ranks come in the order in which they are sent.
 
     Args:
-        group: of the ranks.
+        group: process group of the ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -39,10 +39,10 @@ class Mail:
         """Send to a rank of the group once the slot's message before has left.
 
         Args:
-            slot: see the class.
-            tensor: stays as it is until :meth:`left` of the slot.
-            target: rank in the group.
-            tag: of the message.
+            slot: key of the slot, see the class.
+            tensor: message; stays as it is until :meth:`left` of the slot.
+            target: rank of the receiver in the group.
+            tag: tag of the message.
             phase: ``"forward"`` or ``"backward"``, for policies that tell them apart.
         """
         self.left(slot)

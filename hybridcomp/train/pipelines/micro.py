@@ -12,17 +12,17 @@ from hybridcomp.train.pipelines.cyclic import Pass
 
 
 class MicroBatch:
-    """The passes of a micro-batch, stage by stage; gradients are added to those of the parameters.
+    """Passes of a micro-batch, stage by stage; gradients are added to those of the parameters.
 
     Args:
-        stages: the whole model, in order.
-        weight: what the loss is multiplied by.
+        stages: whole model, in order.
+        weight: factor on the loss.
 
     Attributes:
-        saved: input and output of the stages (from 1) whose backward pass is to come: what autograd keeps
+        saved: input and output of the stages (from 1) whose backward pass is to come, which autograd keeps
             alive.
-        peak: the most stages that were saved at once.
-        loss: of the last forward pass through all stages, before it is weighted.
+        peak: most stages that were saved at once.
+        loss: loss of the last forward pass through all stages, before it is weighted.
     """
 
     def __init__(self, stages: Sequence[GPT], weight: float) -> None:
@@ -34,7 +34,7 @@ class MicroBatch:
         self.loss = 0.0
 
     def run(self, which: Pass, micro: Tensor) -> None:
-        """Run one pass of ``micro``, int64 [micro_batch_size, seq_len + 1]; they come in their order."""
+        """Run one pass of ``micro``, int64 [micro_batch_size, seq_len + 1]; passes come in their order."""
         if which.direction == "forward":
             self._forward(which.stage, micro)
         else:
@@ -55,4 +55,4 @@ class MicroBatch:
     def _backward(self, stage: int) -> None:
         x, y = self.saved.pop(stage)
         torch.autograd.backward(y, self._between)
-        self._between = x.grad  # None before the first stage, whose input are tokens
+        self._between = x.grad  # None before the first stage, whose input is tokens

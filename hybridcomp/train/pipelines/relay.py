@@ -1,6 +1,6 @@
 """Relay weights between workers: encoded once by the stage's owner, and passed on as they are.
 
-So all who compute with a version have the same bits, its owner too, whose own weights are never rounded.
+So all workers that compute with a version have the same bits, its owner too, whose own weights are never rounded.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _WEIGHTS, _LENGTH = 11, 12  # tags
 
 
 class Room:
-    """The memory of a stage's weights, which are here for a pass at a time.
+    """Memory of a stage's weights, which are here for a pass at a time.
 
-    Autograd saves some of them in forward for backward. Here it saves where among all of them they were, and finds
-    them there again, in the memory of then.
+    Autograd saves some of them in forward for backward. Here it saves their places among all weights instead, and finds
+    them at these places again, in the memory at that time.
 
     Args:
-        parameters: of the stage; their weights are dropped.
+        parameters: parameters of the stage; their weights are dropped.
 
     Attributes:
-        size: elements of all weights.
-        flat: the weights, 1-D; empty while they are not here.
+        size: number of elements of all weights.
+        flat: weights, 1-D; empty while they are not here.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -76,7 +76,7 @@ class Room:
 
 
 class _Place(NamedTuple):
-    """A tensor's position in the memory of a stage's weights."""
+    """Position of a tensor in the memory of a stage's weights."""
 
     size: torch.Size
     stride: tuple[int, ...]
@@ -85,11 +85,11 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class _Letter:
-    """A message of weights, encoded or not.
+    """Message of weights, encoded or not.
 
     Attributes:
-        raw: the bytes: encoded, or the weights' own.
-        codec: that they are encoded by.
+        raw: bytes: encoded, or the weights' own.
+        codec: codec that has encoded them; None: they are not encoded.
     """
 
     raw: Tensor
@@ -97,11 +97,11 @@ class _Letter:
 
     @property
     def sized(self) -> bool:
-        """Tell whether the receiver knows how many bytes they are."""
+        """Tell whether the receiver knows the number of bytes."""
         return self.codec is None or self.codec.fixed_size
 
     def open(self, flat: Tensor) -> Tensor:
-        """Return the weights: in memory that is given, or that they have."""
+        """Return the weights: decoded into ``flat``, or in the message's own memory."""
         if self.codec is None:
             return self.raw.view(flat.dtype)
         decoded: Tensor = decode(self.raw, flat)
@@ -109,37 +109,37 @@ class _Letter:
 
 
 class Relay:
-    """A worker's relay of weights.
+    """Relay of weights through a worker.
 
     Messages are sends of the axis ``dp``, in the forward phase.
 
     Args:
-        mail: of the replicas.
-        policy: what to compress.
-        rooms: of the stages, from 1.
+        mail: mail of the replicas.
+        policy: policy of compression.
+        rooms: rooms of the stages, from 1.
     """
 
     def __init__(self, mail: Mail, policy: Policy, rooms: Mapping[int, Room]) -> None:
         self._mail = mail
         self._policy = policy
         self._rooms = rooms
-        self._coming: dict[int, tuple[int, _Letter]] = {}  # by stage: from whom; there is room for any size
-        self._here: dict[int, _Letter] = {}  # by stage
-        self._leaving: dict[int, int] = {}  # by stage: calls of settle until it has to have left
+        self._coming: dict[int, tuple[int, _Letter]] = {}  # by stage, with the sender; room for any size
+        self._here: dict[int, _Letter] = {}  # letters by stage
+        self._leaving: dict[int, int] = {}  # calls of settle until a letter must have left, by stage
 
     @property
     def held(self) -> int:
-        """Return the number of stages of which there are weights, coming, here, or leaving."""
+        """Return the number of stages whose weights are coming, here, or leaving."""
         return len(self._coming) + len(self._here) + len(self._leaving)
 
     def hand_out(self, slot: str, weights: Tensor, target: int, step: int) -> None:
         """Send an owner's weights on their way to be used in a step; they may change at once.
 
         Args:
-            slot: only one message leaves from it at a time.
-            weights: flat.
-            target: rank in the group.
-            step: from 0.
+            slot: key of the slot, which only one message leaves at a time.
+            weights: weights, flat.
+            target: rank of the receiver in the group.
+            step: step from 0.
         """
         self._send(slot, self._letter(weights, step), target)
 
@@ -180,9 +180,9 @@ class Relay:
             self._leaving[stage] = 1 if letter.sized else 2
 
     def settle(self) -> None:
-        """Wait, once in a pass, for what left one pass ago, and the next worker expects by now.
+        """Wait, once in a pass, for messages that left one pass ago, and the next worker expects by now.
 
-        A message whose length varies is expected only when that worker has come to the same pass: that may take two.
+        A message of variable length is expected only when that worker has come to the same pass: that may take two.
         """
         for stage in list(self._leaving):
             self._leaving[stage] -= 1
@@ -199,9 +199,9 @@ class Relay:
         """Broadcast a stage's weights to the memory of all workers; collective.
 
         Args:
-            stage: from 1.
-            weights: flat, on the rank of the group that has them.
-            source: that rank.
+            stage: stage from 1.
+            weights: flat weights, on the rank of the group that has them.
+            source: rank that has them.
             step: as in :meth:`hand_out`.
         """
         letter = self._blank(stage, step) if weights is None else self._letter(weights, step)

@@ -23,17 +23,17 @@ _PARTIAL, _TOTAL, _LENGTH, _START = range(1, 5)  # tags
 
 
 class Ring:
-    """One worker's place in the ring; workers and stages count from 1.
+    """Place of one worker in the ring; workers and stages count from 1.
 
     Args:
-        group: the replicas.
-        policy: what to compress.
-        sizes: elements of each stage.
+        group: process group of the replicas.
+        policy: policy of compression.
+        sizes: numbers of elements of each stage.
 
     Attributes:
-        worker: this one.
-        workers: how many there are.
-        sums: of each stage's gradients, flat: partial in :meth:`await_partial`, which the worker adds to.
+        worker: number of this worker.
+        workers: number of workers.
+        sums: flat sums of each stage's gradients: partial in :meth:`await_partial`, which the worker adds to.
     """
 
     def __init__(self, group: dist.ProcessGroup, policy: Policy, sizes: list[int]) -> None:
@@ -43,7 +43,7 @@ class Ring:
         self.workers = dist.get_world_size(group)
         self.sums = [torch.zeros(size) for size in sizes]
         self._totals = [torch.empty(size) for size in sizes]
-        self._codecs: dict[int, Codec | None] = {}  # of the totals that are to come, by stage
+        self._codecs: dict[int, Codec | None] = {}  # codecs of the totals that are to come, by stage
         self._messages: dict[int, Tensor] = {}  # encoded totals, by stage
 
     @property
@@ -73,11 +73,11 @@ class Ring:
     # -- totals ----------------------------------------------------------------------------------------
 
     def make_total(self, stage: int, step: int) -> Tensor:
-        """Send the sum over all on, from the last worker, and return it as all will have it."""
+        """Send the sum over all workers on, from the last worker, and return it as all workers will have it."""
         total = self.sums[stage - 1]
         codec = self._codec(total, step)
         if codec is None:
-            # In the slot of the partial sums, whose buffer it is. As bytes: no policy compresses those again.
+            # The slot is that of the partial sums, whose buffer it is. Sent as bytes, which no policy compresses again.
             self._send(total.view(torch.uint8), _PARTIAL, stage, _TOTAL)
             return total
         message = codec.encode(total)
@@ -90,7 +90,7 @@ class Ring:
     def open_total(self, stage: int, step: int) -> None:
         """Post the receive of the total of a step; not on the last worker.
 
-        In the order in which they are made.
+        Receives are posted in the order in which totals are made.
         """
         self._left(_TOTAL, stage)
         total = self._totals[stage - 1]
@@ -156,7 +156,7 @@ class Ring:
             self._send(tensor, tag, stage)
 
     def _send(self, tensor: Tensor, slot: int, stage: int, tag: int | None = None) -> None:
-        """Send to the next worker; what the next such message waits for may be the slot of another tag."""
+        """Send to the next worker; the next such message may wait for the slot of another tag."""
         self._mail.send((slot, stage), tensor, self.worker % self.workers, slot if tag is None else tag)
 
     def _left(self, tag: int, stage: int) -> None:

@@ -1,4 +1,4 @@
-"""PipeDream-2BW: 1F1B that never empties the pipeline, with two versions of the weights.
+"""Run 1F1B without ever emptying the pipeline, with two versions of the weights: PipeDream-2BW.
 
 After Narayanan, Phanishayee, Shi, Chen, Zaharia 2021 (arXiv 2006.09503). With d stages and m >= d micro-batches in
 a step, rank r of the pipeline runs:
@@ -36,7 +36,7 @@ from hybridcomp.train.pipelines.versions import Versions
 
 
 class TwoBW(Schedule):
-    """PipeDream-2BW on one stage a rank."""
+    """Schedule PipeDream-2BW on one stage a rank."""
 
     def __init__(self, run: Run) -> None:
         model, topology = run.model, run.topology
@@ -57,7 +57,7 @@ class TwoBW(Schedule):
         self._peak = 0
 
     def train(self, step: int, *, last: bool) -> list[Result]:
-        """See :class:`Schedule`; one step behind."""
+        """Run a step as :class:`Schedule` does; one step behind."""
         empty = not self._stashed and self._report is None
         if empty:
             self._versions.restart(step)
@@ -78,7 +78,7 @@ class TwoBW(Schedule):
                 self._settle()
                 self._forward(step + 1, ahead - self._count)
             if i == self._count - 1:
-                self._settle()  # its gradients are in DDP's buckets, which this step's take
+                self._settle()  # its gradients are in DDP's buckets, which this step's gradients take over
             loss += self._backward(last=i == self._count - 1)
         self._batches.pop(step, None)
         if self.run.model.embedding is not None:
@@ -116,7 +116,7 @@ class TwoBW(Schedule):
         """Do the backward pass of the oldest stashed micro-batch; return its part of the loss, on the last stage.
 
         Args:
-            last: it is the last one of its step: the replicas' sum starts in it.
+            last: whether it is the last one of its step: the replicas' sum starts in it.
         """
         version, x, y = self._stashed.popleft()
         self._versions.use(version)

@@ -1,4 +1,4 @@
-"""Weights in two versions: one that passes in flight use, and a newer one."""
+"""Keep weights in two versions: one that passes in flight use, and a newer one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hybridcomp.torch.flat import views
 
 
 class Versions:
-    """The weights of some parameters by version number, in as many flat buffers as there are versions.
+    """Weights of some parameters by version number, in as many flat buffers as there are versions.
 
     The module's parameters are pointed to the version in use. They are never written to: autograd would take
     the weights that it saved in forward for spoilt. The optimizer has parameters of its own, which share the
     newest version's memory.
 
     Args:
-        parameters: of the module, by name. Their weights now are version 0.
+        parameters: parameters of the module, by name. Their weights now are version 0.
         kept: 2, or 1 where no pass is in flight when a version is made: it then overwrites the one before.
 
     Attributes:
         newest: number of the newest version.
-        leaves: what the optimizer updates, by name.
+        leaves: parameters that the optimizer updates, by name.
         kept: as given.
     """
 
@@ -32,7 +32,7 @@ class Versions:
         flat = torch.cat([p.detach().flatten() for p in parameters.values()])
         self._flat = [flat, *(flat.clone() for _ in range(kept - 1))]
         self._views = [views(buffer, parameters.values()) for buffer in self._flat]
-        self._numbers = [0, -1][:kept]  # which version each buffer holds; -1 is before training: equal to 0
+        self._numbers = [0, -1][:kept]  # version that each buffer holds; -1 is before training: equal to 0
         self._used = 0
         self.newest = 0
         self.kept = kept
@@ -42,7 +42,7 @@ class Versions:
         self._point(0)
 
     def restart(self, step: int) -> None:
-        """Number the versions that are here as those of ``step`` and, if two are kept, of the step before."""
+        """Number the present versions as those of ``step`` and, if two are kept, of the step before."""
         newest = self._numbers.index(self.newest)
         self._numbers = [step if i == newest else step - 1 for i in range(self.kept)]
         self.newest = step
@@ -51,7 +51,7 @@ class Versions:
         """Set the module to compute with a version.
 
         Raises:
-            ValueError: it is not kept.
+            ValueError: the version is not kept.
         """
         place = self._numbers.index(number)
         if place != self._used:
