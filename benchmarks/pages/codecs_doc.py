@@ -174,7 +174,7 @@ def made() -> str:
         ["![Error against bits per value](../benchmarks/results/codecs_error.png)"],
         ["![Speed against bits per value](../benchmarks/results/codecs_speed.png)"],
         speed_table(records, ours=True),
-        ["What else there is, in the same runs (to add, a peer decodes and adds):"],
+        ["Other packages in the same runs (to add, a peer decodes and adds):"],
         speed_table(records, ours=False),
         [f"Errors: relative L2 error, {peak}, and the bits per value where they depend on the data."],
         [f"*{key}*: {says}." for key, says in first["sets"].items()],

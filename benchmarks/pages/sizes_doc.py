@@ -63,7 +63,7 @@ def main() -> None:
     made = (
         f"Times the speed of the best of MPICH's own and gloo ({'; '.join(processors)}):\n\n"
         f"{table(records, 'speedup', 2)}\n\n"
-        "What all ranks together take of a core for one, in milliseconds:\n\n"
+        "Processor time of all ranks together for one operation, in milliseconds:\n\n"
         f"{table(records, 'core_ms', 2)}"
     )
     rewrite(ROOT / "docs" / "performance.md", __file__, SIZES=made)

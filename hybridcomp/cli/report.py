@@ -28,8 +28,8 @@ EXAMPLES = """examples:
 
 It reads RUN/metrics.jsonl, and trace.RANK.json in RUN and in the folders directly in it, of which it writes one
 trace.json beside them: https://ui.perfetto.dev opens it. Where the traces have steps, it says how long a step computed,
-and what of its communication kept it from that, and draws it in RUN/report.html. What rules with adapt have decided is
-shown, too.
+and what of its communication kept it from that, and draws it in RUN/report.html, with the decisions of rules that have
+`adapt`.
 """
 PAGE = "report.html"
 METRICS = "metrics.jsonl"
