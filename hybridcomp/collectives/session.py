@@ -280,7 +280,7 @@ class Session:
         if counted:
             steps = self._counted(steps, call, status)
         if self._comparison is not None and common:
-            steps = self._comparison.before(steps, number, in_words(what), described(call))
+            steps = self._comparison.before(steps, number, in_words(what), described(call), call.exchanged)
         return engine().start(
             steps,
             what,

@@ -130,10 +130,12 @@ class Call(StatRow):
     Attributes:
         about: other properties that must be alike on all ranks, by name: count, dtype, root, reduction.
         began: start of the operation, by :func:`time.perf_counter`.
+        exchanged: numbers of elements that this rank sends to each rank and receives from each, where ranks give their
+            own; None elsewhere.
         place: keys that find a traced operation in the traces of other ranks.
     """
 
-    __slots__ = ("_decoding", "_encoding", "_parts", "_recorder", "about", "began", "place")
+    __slots__ = ("_decoding", "_encoding", "_parts", "_recorder", "about", "began", "exchanged", "place")
 
     def __init__(
         self,
@@ -155,6 +157,7 @@ class Call(StatRow):
             self._encoding = TracedClock("encode", self._parts)
             self._decoding = TracedClock("decode", self._parts)
         self.about = about
+        self.exchanged: tuple[Sequence[int], Sequence[int]] | None = None
         self.place: dict[str, Any] | None = None
         self.began = time.perf_counter()
 

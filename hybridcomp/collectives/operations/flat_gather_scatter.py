@@ -109,7 +109,7 @@ def allgatherv(
         source = MPI.IN_PLACE if same_memory(s.data, r.data[start : start + n]) else raw(s)
         return comm.mpi.Iallgatherv(source, raw_parts(r, extents))
 
-    counts = tuple(size for _, size in extents)
+    counts = _counts_of(extents)
     key = OperationKey.of("all_gather", choice, send.dtype, counts, receives=tuple(extents))
     return _start_exchange(comm, post, key, call, Operands(send, recv, device, written=written))
 
@@ -126,7 +126,7 @@ def gather(
 ) -> Request:
     """Start to gather every rank's ``send`` at ``root``; ``extents`` is None for equal parts.
 
-    ``recv`` and ``extents`` are used at the root alone.
+    ``recv`` is used at the root alone; elsewhere the counts of ``extents`` are 0.
     """
     comm._check_rank(root, "root")
     at_root = comm.rank == root
@@ -147,6 +147,9 @@ def gather(
     about = {"count": send.size if equal else None, "dtype": send.dtype, "root": root, "name": name}
     call = comm._call("gather", choice, send.nbytes, 0 if at_root else send.nbytes, **about)
     parts = extents
+    if not equal:
+        to_root = tuple(send.size if q == root else 0 for q in range(comm.size))
+        call.exchanged = (to_root, _counts_of(parts))
 
     def post(s: Flat, r: Flat | None) -> MPI.Request:
         source: Any = raw(s)
@@ -159,7 +162,7 @@ def gather(
     def written() -> list[tuple[int, int]]:
         return byte_extents(parts, send.dtype.itemsize)
 
-    counts = tuple(n for _, n in parts) if at_root else _own_count(comm, send.size)
+    counts = _counts_of(parts) if at_root else _own_count(comm, send.size)
     receives = tuple(parts) if at_root else None
     key = OperationKey.of("gather", choice, send.dtype, counts, root=root, receives=receives)
     return _start_exchange(comm, post, key, call, Operands(send, recv, device, written=written))
@@ -177,7 +180,7 @@ def scatter(
 ) -> Request:
     """Start to give each rank its part of the root's ``send``; ``extents`` is None for equal parts.
 
-    ``send`` and ``extents`` are used at the root alone.
+    ``send`` is used at the root alone; elsewhere the counts of ``extents`` are 0.
     """
     comm._check_rank(root, "root")
     equal = extents is None
@@ -198,6 +201,9 @@ def scatter(
     about = {"count": recv.size if equal else None, "dtype": recv.dtype, "root": root, "name": name}
     call = comm._call("scatter", choice, recv.nbytes, sent, **about)
     parts = extents
+    if not equal:
+        from_root = tuple(recv.size if q == root else 0 for q in range(comm.size))
+        call.exchanged = (_counts_of(parts), from_root)
 
     def post(s: Flat | None, r: Flat) -> MPI.Request:
         target: Any = raw(r)
@@ -208,7 +214,7 @@ def scatter(
         return comm.mpi.Iscatterv(None if s is None else raw_parts(s, parts), target, root)
 
     at_root = comm.rank == root
-    counts = tuple(n for _, n in parts) if at_root else _own_count(comm, recv.size)
+    counts = _counts_of(parts) if at_root else _own_count(comm, recv.size)
     sends = tuple(parts) if at_root else None
     key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root, sends=sends)
     return _start_exchange(comm, post, key, call, Operands(send, recv, device))
@@ -229,7 +235,15 @@ def alltoallv(
 
     The policy is asked about ``comm.size`` times the largest part, ``largest`` elements, a number that must be the same
     on all ranks; None counts as large.
+
+    Raises:
+        ValueError: the rank sends itself another number of elements than it receives.
     """
+    if outgoing[comm.rank][1] != incoming[comm.rank][1]:
+        raise ValueError(
+            f"all_to_all: rank {comm.rank} sends {outgoing[comm.rank][1]} elements to itself, and receives "
+            f"{incoming[comm.rank][1]}: these must be equal"
+        )
     device = together(send, recv)
     if overlap(send, recv):
         send = copied(send)
@@ -237,6 +251,8 @@ def alltoallv(
     total = MANY if largest is None else largest * comm.size
     choice = comm._choose("all_to_all", send, name, phase, codec, elements=total)
     call = comm._call("all_to_all", choice, send.nbytes, away, largest=largest, dtype=send.dtype, name=name)
+    if largest is None:
+        call.exchanged = (_counts_of(outgoing), _counts_of(incoming))
 
     def written() -> list[tuple[int, int]]:
         return byte_extents(incoming, recv.dtype.itemsize)
@@ -250,6 +266,11 @@ def alltoallv(
         "all_to_all", choice, send.dtype, (), sends=tuple(outgoing), receives=tuple(incoming)
     )
     return _start_exchange(comm, post, key, call, Operands(send, recv, device, written=written))
+
+
+def _counts_of(extents: Extents) -> tuple[int, ...]:
+    """Return the element counts of the parts."""
+    return tuple(n for _, n in extents)
 
 
 def _own_count(comm: MpiStarter, n: int) -> tuple[int, ...]:

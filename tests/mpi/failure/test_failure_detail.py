@@ -90,6 +90,52 @@ def test_what_differs_is_named_on_all_ranks(make, kind):
     )
 
 
+def parts(rank: int, n: int) -> list[int]:
+    """Return counts of ``n`` elements for one rank, 3 for the others."""
+    return [n if q == rank else 3 for q in range(WORLD.size)]
+
+
+def start_alltoallv(c: hc.Communicator, codec: str, n: int) -> Any:
+    """Send ``n`` elements from the last rank to rank 0, which receives 3 from each."""
+    sends = parts(0, n if odd else 3)
+    got = np.zeros(3 * WORLD.size, np.float32)
+    return c.Ialltoallv([ones(sum(sends)), sends], [got, parts(0, 3)], codec=codec)
+
+
+def start_gatherv(c: hc.Communicator, codec: str, n: int) -> Any:
+    """Send ``n`` elements from the last rank to rank 0, which receives 3 from each."""
+    got = [np.zeros(3 * WORLD.size, np.float32), parts(0, 3)] if WORLD.rank == 0 else None
+    return c.Igatherv(ones(n if odd else 3), got, 0, codec=codec)
+
+
+def start_scatterv(c: hc.Communicator, codec: str, n: int) -> Any:
+    """Send 3 elements from the last rank to each, of which rank 0 receives ``n``."""
+    given = [ones(3 * WORLD.size), parts(0, 3)] if odd else None
+    return c.Iscatterv(given, np.zeros(n if WORLD.rank == 0 else 3, np.float32), LAST, codec=codec)
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+@pytest.mark.parametrize("start", [start_alltoallv, start_gatherv, start_scatterv])
+def test_counts_between_two_ranks_are_compared(make, start, codec):
+    if WORLD.size == 1:
+        return
+    comm = make("none")
+    for n in (2, 4):
+        with pytest.raises(hc.MismatchError) as caught:
+            start(comm, codec, n).wait()
+        sent, taken = (3, n) if start is start_scatterv else (n, 3)
+        said = f"rank {LAST} sends {sent} elements to rank 0, which receives {taken} from it"
+        verdict(said in str(caught.value), str(caught.value))
+    start(comm, codec, 3).wait()
+
+
+def test_a_rank_receives_from_itself_what_it_sends(make):
+    comm = make("none")
+    counts, more = parts(WORLD.rank, 5), parts(WORLD.rank, 6)
+    with pytest.raises(ValueError, match="sends 5 elements to itself, and receives 6: these must be equal"):
+        comm.Alltoallv([ones(sum(counts)), counts], [ones(sum(more)), more])
+
+
 def test_the_same_is_done_as_ever(make, monkeypatch):
     comm = make("hybrid")
     plain, x = gaussian(100_000), gaussian(100_000)
