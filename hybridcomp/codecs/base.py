@@ -45,6 +45,7 @@ class Codec(abc.ABC):
         lossless: whether decode(encode(x)) == x bit for bit.
         carries_values: whether a sparse codec may send its values through it (``values=``).
         linear: whether it sums in the compressed domain (see :mod:`~hybridcomp.codecs.linear.base`).
+        partial: whether messages leave most of the input out, which error feedback has to send in later steps.
         seldom: parameters that the spec string leaves out while they have their defaults.
     """
 
@@ -54,6 +55,7 @@ class Codec(abc.ABC):
     lossless: ClassVar[bool] = False
     carries_values: ClassVar[bool] = False
     linear: ClassVar[bool] = False
+    partial: ClassVar[bool] = False
     seldom: ClassVar[frozenset[str]] = frozenset()
 
     # -- what a subclass implements ------------------------------------------------------------------

@@ -37,7 +37,6 @@ SC'24, arXiv:2407.04272). In their payloads the two uint32 are the elements of a
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from hybridcomp import arrays
@@ -85,8 +84,8 @@ class BoundedCodec(KernelCodec):
             raise ValueError(f"give rel or abs, not both: rel={rel!r}, abs={abs!r}")
         if rel is None and abs is None:
             rel = _DEFAULT_REL
-        self._rel = None if rel is None else _bound("rel", rel)
-        self._abs = None if abs is None else _bound("abs", abs)
+        self._rel = None if rel is None else checks.number("rel", rel)
+        self._abs = None if abs is None else checks.number("abs", abs)
         self._coder = checks.choice("coder", coder, CODERS)
         if vector is not None and coder != "lz":
             raise ValueError(f"vector goes with coder=lz, not with coder={coder}")
@@ -129,10 +128,3 @@ class BoundedCodec(KernelCodec):
         else:
             heads = 5 * -(-n // _CHUNK) if self._coder == "huffman" else -(-n // _BLOCK)
         return HEADER_BYTES + _PREFIX_BYTES + heads + n * arrays.as_dtype(dtype).itemsize
-
-
-def _bound(name: str, value: Any) -> float:
-    """Return ``value`` as a float; ValueError unless a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a finite number above 0, not {value!r}")
-    return float(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hybridcomp import native, wire
@@ -47,6 +48,20 @@ def integer(name: str, value: Any, low: int, high: int, step: int = 1) -> int:
         multiple = f"a multiple of {step} " if step > 1 else "an integer "
         raise ValueError(f"{name} must be {multiple}from {low} to {high}, not {value!r}")
     return value
+
+
+def number(name: str, value: Any, most: float = math.inf) -> float:
+    """Return ``value`` as a float; ValueError unless a finite number above 0 and at most ``most``."""
+    given = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            given = float(value)
+        except OverflowError:  # an integer beyond all floats
+            given = math.inf
+    if not 0 < given <= most or given == math.inf:
+        allowed = "a finite number above 0" if most == math.inf else f"a number above 0 and at most {most}"
+        raise ValueError(f"{name} must be {allowed}, not {value!r}")
+    return given
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:

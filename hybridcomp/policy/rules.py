@@ -197,6 +197,10 @@ class Policy:
         reason = ""
         for codec in codecs:
             reason = codec.can_carry(message.dtype, shape) or ""
+            if not reason and codec.partial and rule.feedback is not None and _keeps_nothing(message):
+                reason = (
+                    f"{codec.name} relies on error feedback, which is kept by a message's name; this has none"
+                )
             if not reason:
                 feedback = rule.feedback if codec.name != "none" else None
                 return Choice(codec, feedback, f"policy {self.name}", algorithm=rule.algorithm)
@@ -319,6 +323,11 @@ class Policy:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+def _keeps_nothing(message: Message) -> bool:
+    """Tell whether a reduction has no name, by which error feedback would keep its residual."""
+    return message.name is None and message.op in ("all_reduce", "reduce_scatter")
 
 
 def _excluded(rule: Rule, message: Message) -> Choice | None:

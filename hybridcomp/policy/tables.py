@@ -63,7 +63,8 @@ def homogenization_index(rows: Any, bound: float) -> float:
     """
     shape, dtype = _checked(rows)
     before = _distinct(_values(get_codec("none"), rows, dtype), shape)
-    after = _distinct(_values(BoundedCodec(abs=bound), rows, dtype), shape)
+    # By this coder an element that quantization cannot hold keeps no other one from merging.
+    after = _distinct(_values(BoundedCodec(abs=bound, coder="huffman"), rows, dtype), shape)
     return 1 - after / before
 
 
@@ -106,10 +107,12 @@ def plan_table(
 def table_policy(
     codec: str | Codec, axis: str, *, until: int = 0, first: float = 2.0, stages: int = 4
 ) -> Policy:
-    """Return a policy that sends all-to-alls of the forward pass by a codec whose bound is wider in the first steps.
+    """Return a policy that sends collectives of the forward pass by a codec whose bound is wider in the first steps.
 
-    The bound of step t is f(t) times the codec's: f falls from ``first`` to 1 in ``stages`` equal parts, one every
-    until / stages steps. It is a rule with ``steps`` (docs/adapt.md); the backward pass's messages go uncompressed.
+    Those are the all-to-alls of embedding rows; a group that also sums or gathers in the forward pass has these
+    compressed, too. The bound of step t is f(t) times the codec's: f falls from ``first`` to 1 in ``stages`` equal
+    parts, one every until / stages steps. It is a rule with ``steps`` (docs/adapt.md); the backward pass's messages go
+    uncompressed.
 
     Args:
         codec: ``bounded`` with an absolute bound, or its spec.
@@ -124,10 +127,14 @@ def table_policy(
     base = get_codec(codec)
     if not isinstance(base, BoundedCodec) or base.abs is None:
         raise ConfigError(f"codec must be bounded with an absolute bound, not {base.spec!r}")
-    if until < 0 or not 1 <= first < math.inf or not (until == 0 or 1 <= stages <= until):
+    whole = all(type(number) is int for number in (until, stages))
+    if not whole or until < 0 or not 1 <= first < math.inf or not (until == 0 or 1 <= stages <= until):
         raise ConfigError(
-            f"until must be at least 0, first at least 1, stages from 1 to until, not {until}, {first}, {stages}"
+            f"until must be a whole number from 0, first a number from 1, stages a whole number from 1 to until, not "
+            f"{until!r}, {first!r}, {stages!r}"
         )
+    if first * base.abs == math.inf:
+        raise ConfigError(f"first times the codec's bound must be finite, not {first!r} * {base.abs!r}")
     begins = {until * k // stages: first + (1 - first) * k / stages for k in range(stages if until else 0)}
     factors = sorted({**begins, until: 1.0}.items())
     codecs = [(step, (_widened(base, factor),)) for step, factor in factors]

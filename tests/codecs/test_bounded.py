@@ -256,7 +256,7 @@ def test_parameters():
     for vector in (0, 1025, 1.5, True):
         with pytest.raises(ValueError, match=f"vector must be an integer from 1 to 1024, not {vector}"):
             hc.get_codec("bounded", coder="lz", vector=vector)
-    for bad in (0, -1.0, float("inf"), float("nan"), True, "1", None):
+    for bad in (0, -1.0, float("inf"), float("nan"), True, "1", 10**400, None):
         for name in ("abs", "rel"):
             if bad is None:
                 continue
@@ -280,15 +280,21 @@ def test_hostile_prefixes_codes_and_lengths():
         with pytest.raises(hc.WireError, match="there is no such coder"):
             hc.decode(forged(msg, at, data))
     for code in range(256):
-        for block in (0, 3):  # the last one is short
+        for block, elements in ((0, 64), (3, 38)):  # the last one is short
             bad = forged(msg, 48 + block, bytes([code]))
             if code == msg[48 + block]:
                 continue
-            match = "unknown code" if code > CONSTANT else "length"
+            saves = code == 0 or planes_bytes(code) < elements * 4
+            match = "length" if code in (RAW, CONSTANT) or (code < RAW and saves) else "unknown code"
             with pytest.raises(hc.WireError, match=match):
                 hc.decode(bad)
             with pytest.raises(hc.WireError, match=match):
                 hc.decode_add(bad, np.zeros(230, np.float32))
+
+
+def planes_bytes(code: int) -> int:
+    """Return the bytes of a block of bit planes by its code."""
+    return 8 * code if code < DELTA else 4 + 8 * (code - DELTA)
 
 
 def unpacked(data: bytes, count: int) -> np.ndarray:
@@ -305,7 +311,7 @@ def test_integers_that_no_encoder_writes(dtype):
     header = hc.get_codec("bounded").encode(np.zeros(64, dtype))[:32]
     kind = np.float64 if dtype == "float64" else np.float32
     for code in [*range(32), *range(DELTA, DELTA + 32)]:
-        data = rng.integers(0, 256, code * 8 if code < DELTA else 4 + (code - DELTA) * 8, np.uint8).tobytes()
+        data = rng.integers(0, 256, planes_bytes(code), np.uint8).tobytes()
         q = unpacked(data, code) if code < DELTA else unpacked(data[4:], code - DELTA)
         if code >= DELTA:
             sums = np.cumsum(q) + int(np.frombuffer(data[:4], np.int32)[0])
@@ -315,6 +321,10 @@ def test_integers_that_no_encoder_writes(dtype):
             msg = np.concatenate([header, np.frombuffer(payload, np.uint8)])
             msg[16:24] = np.frombuffer(len(payload).to_bytes(8, "little"), np.uint8)
             common.reseal(msg)
+            if code and len(data) >= 64 * np.dtype(dtype).itemsize:
+                with pytest.raises(hc.WireError, match="unknown code"):
+                    hc.decode(msg)
+                continue
             with np.errstate(over="ignore"):
                 expected = (q.astype(kind) * kind(model_step(bound, np.dtype(dtype))[1])).astype(dtype)
             for name in common.isas():

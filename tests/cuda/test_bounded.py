@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hybridcomp as hc
+from hybridcomp.arrays import as_dtype
 from hybridcomp.device import Queue
 from tests.codecs.common import FLOATS, reseal
 from tests.cuda import common
@@ -121,20 +122,45 @@ def test_unaligned_and_hostile(spec: str) -> None:
     common.check_hostile(codec, patchwork(2300, "float16"), "float16", flips=60)
 
 
-def test_hostile_codes() -> None:
+def message(kind: str, n: int, dtype: str) -> Any:
+    storage = common.values(kind, n, dtype)
+    return np.array(hc.get_codec("bounded").encode(common.host_array(storage, dtype)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_hostile_codes(dtype: str) -> None:
     """Every code, in the first block, the last, short one, and one that begins another chunk."""
     n = 2048 + 150
-    msg = np.asarray(hc.get_codec("bounded").encode(common.values("gaussian", n, "float32")))
+    msg = message("gaussian", n, dtype)
     out = common.to_device(np.zeros(n, np.float32))
     for code in range(256):
-        for block in (0, 32, 34):
+        planes = 8 * code if code < 32 else 4 + 8 * (code - 32)
+        for block, elements in ((0, 64), (32, 64), (34, 22)):
             bad = msg.copy()
             bad[CODES + block] = code
             if code == msg[CODES + block]:
                 continue
-            with pytest.raises(hc.WireError, match="unknown code" if code > 65 else "length"):
+            saves = code == 0 or planes < elements * as_dtype(dtype).itemsize
+            told = "length" if code in (64, 65) or (code < 64 and saves) else "unknown code"
+            with pytest.raises(hc.WireError, match=told):
+                hc.decode(reseal(bad))
+            with pytest.raises(hc.WireError, match=told):
                 hc.decode(common.to_device(reseal(bad)), out=out)
     assert not common.to_host(out).any(), "a faulty message was decoded"
+
+
+@pytest.mark.parametrize("code", [16, 31, 47, 63])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_blocks_of_more_bytes_than_their_elements_are_refused(dtype: str, code: int) -> None:
+    """A thread block has memory for as many bytes as the elements of a chunk have, and no more."""
+    n, planes = 2048, 8 * code if code < 32 else 4 + 8 * (code - 32)
+    head = message("zeros", n, dtype)[:CODES]
+    bad = np.concatenate([head, np.full(32, code, np.uint8), np.ones(32 * planes, np.uint8)])
+    bad[16:24] = np.array([bad.size - 32], np.uint64).view(np.uint8)
+    with pytest.raises(hc.WireError, match="unknown code"):
+        hc.decode(reseal(bad))
+    with pytest.raises(hc.WireError, match="unknown code"):
+        hc.decode(common.to_device(reseal(bad)), out=common.to_device(np.zeros(n, np.float32)))
 
 
 @pytest.mark.parametrize("spec", ["bounded", "bounded:abs=0.02"])

@@ -39,7 +39,8 @@ def policy():
     [
         (message("ep", "all_to_all"), "bf16"),  # nothing said: the top level
         (message("dp", "all_gather"), "bf16"),
-        (message("dp", shape=(512, 512)), "powersgd:rank=4:seed=0"),
+        (message("dp", shape=(512, 512), name="w"), "powersgd:rank=4:seed=0"),
+        (message("dp", shape=(512, 512)), "int4:block=64"),  # no name to keep a residual by: the next codec
         (message("dp", shape=(262144,)), "int4:block=64"),  # no matrix: the next codec
         (message("tp"), "int8:block=128"),
         (message("tp", phase="forward"), "int8:block=128"),

@@ -29,6 +29,15 @@ def test_index_is_the_share_of_distinct_rows_that_merge(bound):
     assert homogenization_index(torch.from_numpy(rows), bound) == 1 - after / before
 
 
+@pytest.mark.parametrize("odd", [1e9, np.nan])
+def test_rows_that_quantization_cannot_hold_keep_no_others_apart(odd):
+    rows = lookups(1e-3)
+    rows[::4, 0] = odd
+    index = homogenization_index(rows, 0.05)
+    apart = len(np.unique(rows[::4], axis=0)) / len(np.unique(rows, axis=0))
+    assert 1 - 2 * apart < index < 1
+
+
 def test_classes_of_the_index():
     bounds = (0.05, 0.03, 0.01)
     for scale, bound in ((1.0, 0.05), (1e-3, 0.01)):  # all rows stay apart, and all become one
@@ -108,11 +117,24 @@ def test_the_bound_falls_in_the_first_steps():
             lambda: table_policy("int8", "emb"),
             r"codec must be bounded with an absolute bound, not 'int8:block=128'",
         ),
-        (lambda: table_policy("bounded:abs=1", "emb", until=-1), r"until must be at least 0"),
-        (lambda: table_policy("bounded:abs=1", "emb", until=9, first=0.5), r"first at least 1"),
+        (lambda: table_policy("bounded:abs=1", "emb", until=-1), r"until must be a whole number from 0"),
+        (
+            lambda: table_policy("bounded:abs=1", "emb", until=2.5),
+            r"until must be a whole number .* not 2.5, 2.0, 4",
+        ),
+        (
+            lambda: table_policy("bounded:abs=1", "emb", until=True),
+            r"until must be a whole number .* not True",
+        ),
+        (lambda: table_policy("bounded:abs=1", "emb", until=9, stages=2.5), r"stages a whole number .* 2.5"),
+        (
+            lambda: table_policy("bounded:abs=1e308", "emb", until=9),
+            r"first times the codec's bound must be finite, not 2.0 \* 1e\+308",
+        ),
+        (lambda: table_policy("bounded:abs=1", "emb", until=9, first=0.5), r"first a number from 1"),
         (
             lambda: table_policy("bounded:abs=1", "emb", until=3, stages=4),
-            r"stages from 1 to until, not 3, 2.0, 4",
+            r"stages a whole number from 1 to until, not 3, 2.0, 4",
         ),
     ],
 )

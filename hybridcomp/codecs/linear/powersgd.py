@@ -198,6 +198,7 @@ class PowerSGDCodec(LinearCodec):
 
     name = "powersgd"
     wire_id = 32
+    partial = True
     fixed_size = False
     sums = 2
 

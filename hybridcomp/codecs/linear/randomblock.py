@@ -52,6 +52,7 @@ class RandomBlockCodec(LinearCodec):
     name = "randomblock"
     wire_id = 19
     sums = 1
+    partial = True
 
     def __init__(self, ratio: float = 0.01, seed: int = 0, values: str | Codec = "none") -> None:
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 1 / _MOST <= ratio <= 1:

@@ -112,9 +112,7 @@ class SketchCodec(LinearCodec):
         self._index = checks.choice("index", index, tuple(_PARAMETERS_OF))
         if not _is_number(fpr) or not 1e-9 <= fpr < 1:
             raise ValueError(f"fpr must be a number from 1e-9 to below 1, not {fpr!r}")
-        if not _is_number(density) or not 0 < density <= 1:
-            raise ValueError(f"density must be a number above 0 and at most 1, not {density!r}")
-        self._fpr, self._density = float(fpr), float(density)
+        self._fpr, self._density = float(fpr), checks.number("density", density, most=1)
         self.fixed_sums = index == "bloom"
         defaults = inspect.signature(type(self)).parameters
         for other, names in _PARAMETERS_OF.items():

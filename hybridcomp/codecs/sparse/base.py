@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import math
 import struct
 from collections.abc import Sequence
 from fractions import Fraction
@@ -77,6 +76,7 @@ class SparseCodec(Codec):
     """Base class of the sparse codecs. A subclass says which elements are sent and how many they may be."""
 
     fixed_size = False
+    partial = True
 
     def __init__(self, values: str | Codec) -> None:
         self._values = get_codec(values)
@@ -196,7 +196,7 @@ class RatioCodec(SparseCodec):
 
     def __init__(self, ratio: float, values: str | Codec) -> None:
         super().__init__(values)
-        self._ratio = number("ratio", ratio, most=1)
+        self._ratio = checks.number("ratio", ratio, most=1)
         # In whole numbers of the ratio as written: 0.07 * 100 is 7.000000000000001 in floating point.
         self._share = Fraction(str(self._ratio)).as_integer_ratio()
 
@@ -216,13 +216,3 @@ class RatioCodec(SparseCodec):
         """Return the share of ``n`` elements, rounded up."""
         numerator, denominator = self._share
         return -(-n * numerator // denominator)
-
-
-def number(name: str, value: Any, most: float = math.inf) -> float:
-    """Return ``value`` as a float; ValueError unless a finite number above 0 and at most ``most``."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-        limit = "" if most == math.inf else f" and at most {most}"
-        raise ValueError(f"{name} must be a number above 0{limit}, not {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, not {value!r}")
-    return float(value)

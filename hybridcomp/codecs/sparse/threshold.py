@@ -17,8 +17,9 @@ from typing import Any
 
 from hybridcomp import native
 from hybridcomp.arrays import Flat
+from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.sparse.base import SparseCodec, number
+from hybridcomp.codecs.sparse.base import SparseCodec
 from hybridcomp.codecs.table import register
 
 _DEFAULT_REL = 3.0
@@ -43,8 +44,8 @@ class ThresholdCodec(SparseCodec):
         super().__init__(values)
         if abs is not None and rel is not None:
             raise ValueError(f"abs={abs!r} and rel={rel!r}: give only one of them")
-        self._abs = None if abs is None else number("abs", abs)
-        self._rel = None if abs is not None else number("rel", _DEFAULT_REL if rel is None else rel)
+        self._abs = None if abs is None else checks.number("abs", abs)
+        self._rel = None if abs is not None else checks.number("rel", _DEFAULT_REL if rel is None else rel)
 
     @property
     def abs(self) -> float | None:

@@ -312,7 +312,7 @@ class Writer:
                 "backward",
                 DType.FLOAT32,
                 4 * elements,
-                None,
+                "weight",
                 LATE,
                 hosts=len(set(self._hosts(ranks))),
             )

@@ -152,13 +152,16 @@ HC_HD std::int32_t bounded_signed(std::uint32_t v, std::uint32_t planes) {
   return static_cast<std::int32_t>(v << (32 - planes)) >> (32 - planes);
 }
 
-// Bytes that a block of m elements of `size` bytes takes; 0x8000 if there is no such code.
+// Bytes that a block of m elements of `size` bytes takes; 0x8000 if there is no such code, or if it saves no
+// bytes: no encoder writes such a block, and decoders have room for blocks of at most m * size bytes.
 HC_HD std::uint32_t bounded_bytes(std::uint8_t code, std::size_t m, std::size_t size) {
-  if (code < kBoundedDelta) return code * 8u;
-  if (code < kBoundedRaw) return 4u + (code - kBoundedDelta) * 8u;
-  if (code == kBoundedRaw) return static_cast<std::uint32_t>(m * size);
+  const std::uint32_t raw = static_cast<std::uint32_t>(m * size);
+  if (code == kBoundedRaw) return raw;
   if (code == kBoundedConstant) return static_cast<std::uint32_t>(size);
-  return 0x8000u;
+  if (code == 0) return 0;
+  if (code > kBoundedConstant) return 0x8000u;
+  const std::uint32_t bytes = code < kBoundedDelta ? code * 8u : 4u + (code - kBoundedDelta) * 8u;
+  return bytes < raw ? bytes : 0x8000u;
 }
 
 // Whether differences save enough: more than one plane, since they take longer to decode.
