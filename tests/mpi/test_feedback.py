@@ -46,7 +46,7 @@ def test_what_is_missing_from_the_sum_is_what_the_ranks_keep(make, form, codec, 
         comm.Allreduce(x, got, op, name="weight")
         verdict(identical(got))
         missing += meant - got.astype(np.float64) * share
-        comm.Allreduce(x, got, op, algorithm="direct")  # without a name there is no feedback
+        comm.Allreduce(x, got, op, algorithm="direct", codec=codec)  # given in the call: no feedback
         plain += meant - got.astype(np.float64) * share
     if WORLD.size == 1:
         assert np.abs(missing).max() < 1e-5
@@ -186,7 +186,7 @@ def test_reduce_scatter(make, form, codec, op):
         got = np.empty(block, np.float32)
         comm.Reduce_scatter_block(x, got, op, name="weight")
         missing += meant - got.astype(np.float64) * share
-        comm.Reduce_scatter_block(x, got, op)
+        comm.Reduce_scatter_block(x, got, op, codec=codec)
         plain += meant - got.astype(np.float64) * share
     if WORLD.size == 1:
         assert np.abs(missing).max() < 1e-5
