@@ -234,10 +234,28 @@ def test_what_is_no_plain_linear_layer_stays() -> None:
     assert streamed.grad_norm() > 0
 
 
+def test_gradients_are_clipped_without_any_that_are_formed() -> None:
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 4, bias=False))
+    streamed = hct.stream_linear(model, rank=2)
+    model(torch.randn(3, 8)).sum().backward()
+    norm = streamed.grad_norm()
+    assert streamed.clip_grad_norm_(norm / 2) == pytest.approx(norm)
+    assert streamed.clip_grad_norm_(norm, model.parameters()) == pytest.approx(norm / 2, rel=1e-5)
+
+
+def test_a_layer_whose_forward_is_replaced_is_refused() -> None:
+    model = net()
+    layer = next(m for m in model.modules() if type(m) is nn.Linear)
+    layer.forward = layer.forward  # as wrappers do that patch an instance
+    with pytest.raises(ValueError, match="has a forward of its own, set on the instance: exclude it"):
+        hct.stream_linear(model)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"rank": 0}, "rank must be at least 1, not 0"),
+        ({"rank": 0}, "rank must be an integer of at least 1, not 0"),
+        ({"rank": 2.5}, "rank must be an integer of at least 1, not 2.5"),
         ({"exclude": ["nosuch"]}, "exclude 'nosuch' names no linear layer"),
         ({"exclude": ["*"]}, r"no nn\.Linear with a weight of its own"),
         ({"policy": "nosuch"}, "unknown policy 'nosuch'"),
@@ -262,8 +280,8 @@ def test_wrong_models_rates_and_states_are_named() -> None:
     streamed = hct.stream_linear(model, RANK)
     with pytest.raises(ValueError, match=r"no nn\.Linear"):
         hct.stream_linear(model)
-    for numbers in ({"lr": -1.0}, {"lr": 1.0, "weight_decay": -0.1}):
-        with pytest.raises(ValueError, match="must not be negative"):
+    for numbers in ({"lr": -1.0}, {"lr": 1.0, "weight_decay": -0.1}, {"lr": float("inf")}):
+        with pytest.raises(ValueError, match="must be finite and not negative"):
             streamed.optimizer(**numbers)
     other = hct.stream_linear(net(), 2).optimizer(lr=1.0)
     with pytest.raises(

@@ -260,6 +260,9 @@ class ErrorFeedback:
 
         Returns:
             The running sum, of the shape and library of ``decoded_sum``; a copy.
+
+        Raises:
+            ValueError: the sum has another size or dtype than the key's memory.
         """
         known = self._memories.get(_checked(key))
         form = known.form if self.form is None and known is not None else self._form(None)
@@ -269,6 +272,11 @@ class ErrorFeedback:
             device = device_codecs()
             return device.accumulate(self, decoded_sum, key, form)
         flat = arrays.flatten(decoded_sum)
+        if known is not None and (known.n, known.kind) != (flat.size, flat.dtype.accumulator):
+            raise ValueError(
+                f"the sum under {key} has {flat.size} {flat.dtype.accumulator.label}, and its memory has {known.n} "
+                f"{known.kind.label}"
+            )
         memory = self.memory(key, flat.size, flat.dtype, form)
         assert isinstance(memory, EstimateMemory)
         return arrays.like(memory.add(flat.data), flat).reshape(flat.shape)

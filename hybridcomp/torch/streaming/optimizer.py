@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,11 @@ class StreamedSGD(torch.optim.Optimizer):
             has_others: whether another optimizer steps, too, whose steps are the training's.
 
         Raises:
-            ValueError: a number is negative.
+            ValueError: a number is negative or not finite.
         """
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ValueError(f"{name} must not be negative, as {value} is")
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, as {value} is not")
         super().__init__(list(streamed.weights.values()), {"lr": lr, "weight_decay": weight_decay})
         self._streamed = streamed
         if has_others:

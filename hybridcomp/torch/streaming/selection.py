@@ -16,7 +16,8 @@ def choose(model: nn.Module, exclude: Sequence[str]) -> dict[str, list[nn.Linear
         By the name of each weight the layers that have it.
 
     Raises:
-        ValueError: the model is in DDP, a pattern names no layer, a weight cannot be streamed, or no layer is left.
+        ValueError: the model is in DDP, a pattern names no layer, a weight cannot be streamed, or no layer is left,
+            or a layer has a ``forward`` of its own.
     """
     if isinstance(model, DistributedDataParallel):
         raise ValueError(
@@ -49,6 +50,7 @@ def choose(model: nn.Module, exclude: Sequence[str]) -> dict[str, list[nn.Linear
         )
     layers = dict(found.values())
     _check([(name, of[0].weight) for name, of in layers.items()])
+    _check_forward(layers)
     return layers
 
 
@@ -56,6 +58,13 @@ def _is_trained(layer: nn.Linear) -> bool:
     """Tell whether the layer has a weight of its own, no computed one, that gradients change."""
     weight = layer._parameters.get("weight")
     return weight is not None and weight.requires_grad
+
+
+def _check_forward(layers: dict[str, list[nn.Linear]]) -> None:
+    """Raise ValueError for a layer whose own ``forward`` would be called in the place of the streaming one."""
+    for name, of in layers.items():
+        if any("forward" in vars(layer) for layer in of):
+            raise ValueError(f"the layer of {name} has a forward of its own, set on the instance: exclude it")
 
 
 def _check(weights: Sequence[tuple[str, Tensor]]) -> None:

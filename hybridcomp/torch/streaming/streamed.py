@@ -118,12 +118,13 @@ class StreamedLayers:
             HybridcompError: see :meth:`average`.
         """
         gradients = [p.grad for p in others if p.grad is not None]
-        squares = sum(norm.double().square().item() for norm in torch._foreach_norm(gradients))
-        norm = math.sqrt(self.square_sum() + squares)
+        norms = torch._foreach_norm(gradients) if gradients else ()
+        norm = math.sqrt(self.square_sum() + sum(each.double().square().item() for each in norms))
         scale = max_norm / (norm + 1e-6)  # as torch has it
         if scale < 1:
             self.scale_(scale)
-            torch._foreach_mul_(gradients, scale)
+            if gradients:
+                torch._foreach_mul_(gradients, scale)
         return norm
 
     def scale_(self, scale: float) -> None:
@@ -207,8 +208,8 @@ def stream_linear(
         ValueError: the rank, a layer or a pattern is wrong; says what is allowed.
         PolicyError: the policy cannot be read.
     """
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1, not {rank}")
+    if type(rank) is not int or rank < 1:
+        raise ValueError(f"rank must be an integer of at least 1, not {rank!r}")
     chosen: Policy = load_policy("none" if policy is None else policy)
     layers = choose(model, exclude)
     weights = {name: of[0].weight for name, of in layers.items()}

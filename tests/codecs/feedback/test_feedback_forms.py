@@ -324,6 +324,17 @@ def test_ef_sgdm_owes_its_residual_of_what_momentum_made():
     np.testing.assert_allclose(state["velocity"], velocity, rtol=0, atol=1e-9)
 
 
+def test_a_sum_of_another_size_or_type_keeps_the_memory():
+    feedback = hc.ErrorFeedback("int8", "ef21")
+    x = common.gaussian(100)
+    feedback.encode(x, KEY)
+    for wrong in (np.zeros(100), np.zeros(99, np.float32)):
+        with pytest.raises(ValueError, match=r"the sum under .* has \d+ float(32|64), and its memory has 100 float32"):
+            feedback.accumulate(KEY, wrong)
+    estimate = feedback.accumulate(KEY, hc.decode(feedback.encode(x, KEY)))
+    assert np.abs(estimate).max() > 0
+
+
 @pytest.mark.parametrize("form", ["ef", "loco", "dgc", "ef-sgdm"])
 def test_accumulate_is_the_identity_elsewhere(form):
     x = common.gaussian(10)
