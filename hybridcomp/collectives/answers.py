@@ -1,4 +1,4 @@
-"""Keep the results of a policy's choices until ``auto`` decides anew."""
+"""Keep the results of a policy's choices until ``auto``, or a rule that adapts, decides anew."""
 
 from __future__ import annotations
 
@@ -24,23 +24,26 @@ class Answers(Generic[Made]):
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Made] = {}
-        self._version: int | None = None  # version of the decisions behind the results
+        self._versions: tuple[int | None, int] = None, 0  # versions of the decisions behind the results
 
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def get(self, comm: OperationStarter[Any], key: Hashable, make: Callable[[], Made]) -> Made:
+    def get(
+        self, comm: OperationStarter[Any], key: Hashable, make: Callable[[], Made], *, adapted: int = 0
+    ) -> Made:
         """Return the result for a key, or make it; ``auto`` reviews its decisions first, if that is due.
 
         Args:
             comm: communicator that chooses.
-            key: key of the result, equal wherever the choices are.
+            key: key of the result, equal wherever the choices are as long as no decision changes.
             make: function that asks for the choices and makes the result.
+            adapted: version of the decisions of a rule that adapts; results of earlier ones are dropped.
         """
         comm.review()
-        version = None if comm.decider is None else comm.decider.version
-        if version != self._version:
-            self._version = version
+        versions = None if comm.decider is None else comm.decider.version, adapted
+        if versions != self._versions:
+            self._versions = versions
             self._known.clear()
         found = self._known.get(key)
         if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +11,11 @@ import torch.distributed as dist
 
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.starting import OperationStarter
+from hybridcomp.errors import PolicyError
 from hybridcomp.policy import Policy
 from hybridcomp.policy.adapt.adaptation import Adaptation
+from hybridcomp.policy.adapt.decisions import Decision
+from hybridcomp.policy.adapt.spec import Adapt
 from hybridcomp.policy.auto.decider import Decider
 from hybridcomp.torch.memory import Arrays
 
@@ -21,7 +25,8 @@ class Decided(NamedTuple):
 
     Attributes:
         axis, op: mesh axis and operation of the messages.
-        step: step of training from which on it holds.
+        step: step of training from which on it holds, as the sender of the messages counts: the number of the average
+            where replicas synchronise rarely.
         codec: spec of the codec that carries them.
         name: name of the tensor that it is about; ``""`` for all.
         why: reason, in a few words.
@@ -42,6 +47,9 @@ class Adapting:
         policy: policy of all ranks.
         axis, op: mesh axis and operation of the messages.
         comm: communicator of the ranks.
+
+    Raises:
+        PolicyError: decisions are to be written to a file, and other groups decide apart.
     """
 
     def __init__(self, policy: Policy, axis: str, op: str, comm: OperationStarter[Any]) -> None:
@@ -51,6 +59,8 @@ class Adapting:
         self._adaptation: Adaptation | None = None
         rule = policy.adapting(axis, op)
         if rule is not None and rule.adapt is not None and comm.size > 1:
+            _require_one_group(rule.adapt, axis, op, comm.size)
+            _made[axis, op] += 1
             self.asked = self._adaptation = Adaptation(
                 rule.adapt,
                 rule.codecs or (),
@@ -58,14 +68,21 @@ class Adapting:
                 axis,
                 op,
                 comm.gather_figures,
+                place=_made[axis, op],
                 writes=dist.get_rank() == 0,
             )
             _living.add(self)
 
     def decisions(self) -> list[Decided]:
         """Return the decisions up to now."""
-        history = [] if self._adaptation is None else self._adaptation.history()
-        return [Decided(self._axis, self._op, *decision) for decision in history]
+        return [] if self._adaptation is None else self._decided(self._adaptation.history())
+
+    def news(self) -> list[Decided]:
+        """Return the decisions made since the last call; loaded ones are no news."""
+        return [] if self._adaptation is None else self._decided(self._adaptation.news())
+
+    def _decided(self, history: list[Decision]) -> list[Decided]:
+        return [Decided(self._axis, self._op, *decision[:4]) for decision in history]
 
     @property
     def version(self) -> int:
@@ -110,9 +127,26 @@ class Adapting:
             self._adaptation.load_memory(arrays)
 
 
+def _require_one_group(adapt: Adapt, axis: str, op: str, size: int) -> None:
+    """Check that rank 0 knows all decisions that a file is to have: those of one group of all ranks."""
+    ranks = dist.get_world_size()
+    if adapt.freeze is not None and size < ranks:
+        raise PolicyError(
+            f"decisions of {axis}.{op} are to be written to {adapt.freeze}, and this group has {size} of {ranks} "
+            "ranks: other groups decide apart. Write no file (freeze, HYBRIDCOMP_FREEZE), or adapt in a group of all "
+            "ranks"
+        )
+
+
 _living: weakref.WeakSet[Adapting] = weakref.WeakSet()
+_made: Counter[tuple[str, str]] = Counter()  # adaptations of each axis and operation in this process
 
 
 def decisions() -> list[Decided]:
     """Return the decisions of rules with ``adapt`` in this process, by step; the same on all ranks of a group."""
     return sorted((one for each in list(_living) for one in each.decisions()), key=lambda one: one.step)
+
+
+def new_decisions() -> list[Decided]:
+    """Return those of :func:`decisions` that were made in this process since the last call of this function."""
+    return sorted((one for each in list(_living) for one in each.news()), key=lambda one: one.step)

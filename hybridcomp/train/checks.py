@@ -10,6 +10,8 @@ from hybridcomp.policy import Message, Policy
 from hybridcomp.train.config import CYCLIC, FLUSHED, TrainConfig
 from hybridcomp.train.sync import check_sync
 
+MOST_SECONDS = 1e8  # of a timeout: three years, which clocks of all libraries hold
+
 
 def check_config(config: TrainConfig) -> None:
     """Check the values that need no data, ranks or files.
@@ -28,6 +30,13 @@ def check_config(config: TrainConfig) -> None:
     for name in natural.split():
         if not getattr(config, name) >= 0:
             raise ConfigError(f"{name} must not be negative, as {getattr(config, name)} is")
+    for name in ("weight_decay", "min_lr", "balance_loss"):
+        if math.isinf(getattr(config, name)):
+            raise ConfigError(f"{name} must be finite, not {getattr(config, name)}")
+    if config.seed >= 2**63:
+        raise ConfigError(f"seed must be below 2**63, not {config.seed}")
+    if config.timeout > MOST_SECONDS:
+        raise ConfigError(f"timeout must be at most {MOST_SECONDS:.0e} s, not {config.timeout}")
     for name in ("beta1", "beta2", "momentum"):
         if not 0 <= getattr(config, name) < 1:
             raise ConfigError(f"{name} must be at least 0 and below 1, not {getattr(config, name)}")
@@ -232,8 +241,14 @@ def check_policy(config: TrainConfig, policy: Policy) -> None:
     """Check that the policy suits the configuration.
 
     Raises:
-        ConfigError: a block that is computed again would not get the messages that it got before.
+        ConfigError: a block that is computed again would not get the messages that it got before, or the copies of a
+            parameter that tp does not split would be compressed by decisions of their own.
     """
+    if policy.adapts and config.tp > 1:
+        raise ConfigError(
+            f"policy {policy.name} adapts codecs, and with tp ({config.tp}) above 1 the ranks of a replica would decide "
+            "apart and their copies of embeddings and norms drift: take tp 1, steps = {...}, or decisions of a file"
+        )
     if config.recompute == "none" or config.tp == 1:
         return
     measured = policy.decides and "tp" not in policy.axes

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import hybridcomp.torch as hct
 from hybridcomp import trace
 from hybridcomp.errors import ConfigError, DivergedError
+from hybridcomp.torch.adapting import new_decisions
 from hybridcomp.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
 from hybridcomp.train.checkpoints.resume import Checkpoint, newest
 from hybridcomp.train.metrics import MetricsFile, Traffic, per_axis
@@ -83,7 +84,6 @@ class Trainer:
         self._step = 0
         self._elapsed = [0.0]  # seconds of training after each step since the first of this process
         self._val_loss = math.nan
-        self._decided = 0  # decisions of this process that are in the metrics
         if job.checkpoint is not None:
             self._step, self._elapsed = job.checkpoint.step, [job.checkpoint.elapsed]
             for _ in range(self._step):
@@ -165,6 +165,7 @@ class Trainer:
         self._elapsed.append(self._elapsed[-1] + time.perf_counter() - start)
         for result in results:
             self._show_step(result)
+        self._show_decisions()
         return results
 
     def _evaluate(self) -> None:
@@ -275,10 +276,15 @@ class Trainer:
             )
         told = "" if self._replicas is None else self._replicas.text
         self._progress.stepped(step, result.loss, speed, axes["wire_bytes"], told)
-        made = [decision for decision in hct.decisions() if decision.step >= self._began]
-        for decision in made[self._decided :]:
-            self._metrics.write("decision", {**decision._asdict(), "step": decision.step + 1})
-        self._decided = len(made)
+
+    def _show_decisions(self) -> None:
+        """Write the decisions that were made in the last step: they hold from it on.
+
+        Their own steps are averages where replicas synchronise rarely.
+        """
+        if self._metrics is not None:
+            for decision in new_decisions():
+                self._metrics.write("decision", {**decision._asdict(), "step": self._step})
 
     @staticmethod
     def _told_of_replicas(replicas: Replicas | None) -> dict[str, Any]:

@@ -27,7 +27,9 @@ def rule(text: str, options: str = ""):
 class Job:
     """Ranks that send arrays of a test's making, one step after the other."""
 
-    def __init__(self, policy, found, values: Callable[[int, int, str], np.ndarray], ranks: int = 3):
+    def __init__(
+        self, policy, found, values: Callable[[int, int, str], np.ndarray], ranks: int = 3, place: int = 1
+    ):
         self.values, self.now, self.ranks = values, 0.0, ranks
         self.offers: dict[int, list[np.ndarray]] = {}
         self.sent = [0] * ranks
@@ -40,6 +42,8 @@ class Job:
                 "dp",
                 "all_reduce",
                 lambda v, r=rank: self._gather(v, r),
+                place=place,
+                writes=rank == 0,
                 clock=lambda: self.now,
             )
             for rank in range(ranks)

@@ -13,6 +13,7 @@ from hybridcomp.errors import PolicyError
 from hybridcomp.policy import Message, load_policy
 from hybridcomp.policy.adapt.decisions import Decision, to_toml
 from hybridcomp.policy.adapt.gravac import ladder
+from hybridcomp.policy.adapt.thresholds import threshold_of
 from hybridcomp.policy.load import frozen_to
 from hybridcomp.policy.toml import parse_policy
 from tests.policy.job import NAMES, SIDCO, Job, drawn, rule
@@ -97,6 +98,40 @@ def test_steps_that_are_not_finite_decide_nothing():
     assert np.isfinite(job.each[0]._controller.gains).all()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (GRAVAC, "every=2"),
+        (DCT, "density=0.01,check=2,every=4"),
+        (DCT, "density=0.01,check=2,every=4,scope=tensor"),
+        (SIDCO.replace("0.01", "0.01,stages=4"), "every=2,drift=0.01"),
+        (SIDCO.replace("0.01", "0.01,stages=4"), "every=2,drift=0.01,scope=all"),
+    ],
+)
+def test_ranks_gather_as_many_figures_where_one_is_not_finite(text, options, bad):
+    """One rank's tensors have no finite figures in measured steps; the other ranks' decide."""
+
+    def values(step: int, rank: int, name: str) -> np.ndarray:
+        found = drawn(step, rank, name)
+        if rank == 1 and (step == 4 or name == "first"):
+            found[0] = bad
+        return found
+
+    job = Job(*rule(text, options), values)
+    job.run(0, 12)
+    for offers in job.offers.values():
+        assert len(offers) == 3
+        assert len({len(one) for one in offers}) == 1
+    history = job.each[0].history()
+    assert [one.history() for one in job.each] == [history] * 3
+    assert len(history) > 1 or text == GRAVAC
+    if "scope=tensor" in options:
+        tau = next(d for d in reversed(history) if d.name == "first")
+        finite = [np.sort(np.abs(drawn(tau.step - 2, rank, "first")))[-40] for rank in (0, 2)]
+        assert tau.codec == f"threshold:abs={threshold_of(float(np.mean(finite))):g}:values=none"
+
+
 # -- dct --------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +185,17 @@ def test_a_young_threshold_follows_residuals_that_grow():
     tau = job.each[0]._controller.thresholds[""]
     reached = np.mean([np.mean(np.abs(values(24, rank, name)) >= tau) for rank in range(3) for name in NAMES])
     assert abs(reached / 0.01 - 1) < 0.25
+
+
+def test_equal_magnitudes_reach_their_threshold():
+    """A quantile is rounded towards zero: what has that magnitude is sent."""
+    job = Job(*rule(DCT, "density=0.01,check=2"), lambda *_: np.full(4000, 0.1234567, np.float32))
+    job.run(0, 4)
+    assert job.codecs[-1] == "threshold:abs=0.123456"
+    for quantile in np.random.default_rng(0).lognormal(0, 20, 1000).tolist():
+        tau = threshold_of(quantile)
+        assert quantile * (1 - 1.1e-5) < tau <= quantile
+        assert tau == float(f"{tau:.6g}")
 
 
 def test_zeros_have_no_threshold():
@@ -280,7 +326,10 @@ def test_presets_of_slow_links_begin_with_four_bits(name):
         ('{ codec = "topk", adapt = "gravac:0.5" }', "no parameter without a name"),
         ('{ codec = "topk", adapt = "gravac:eps=2" }', "eps must be a number above 0 and at most 1, not 2"),
         ('{ codec = "topk", adapt = "gravac:every=0" }', "every"),
-        ('{ codec = "topk", adapt = "gravac:factor=1" }', "factor must be below 1"),
+        (
+            '{ codec = "topk", adapt = "gravac:factor=0.9999999" }',
+            "factor must be a number above 0 and at most 0.99",
+        ),
         (
             '{ codec = "topk", adapt = "gravac:first=0.01,least=0.1" }',
             "least must be at most first (0.01), not 0.1",
@@ -323,6 +372,8 @@ def test_adapt_stands_in_entries_of_sums_only():
         '[[decision]]\nstep = -1\ncodec = "int8"',
         '[[decision]]\nstep = 1\ncodec = "int99"',
         '[[decision]]\nstep = 1\ncodec = "int8"\nmore = 1',
+        '[[decision]]\nstep = 1\ncodec = "int8"\naxis = 1',
+        '[[decision]]\nstep = 1\ncodec = "int8"\nplace = -1',
     ],
 )
 def test_files_that_are_no_decisions(tmp_path: Path, text):
@@ -333,7 +384,10 @@ def test_files_that_are_no_decisions(tmp_path: Path, text):
 
 
 def test_decisions_as_text_and_back(tmp_path: Path):
-    made = [Decision(3, "int8:block=128", "", "why"), Decision(5, "none", 'a "name"', "")]
+    made = [
+        Decision(3, "int8:block=128", "", "why"),
+        Decision(5, "none", 'a "name"', "", "dp", "all_reduce", 2),
+    ]
     file = tmp_path / "decided.toml"
     file.write_text(to_toml(made))
     _, found = rule(GRAVAC.replace("gravac:OPTIONS", f"frozen:{file}"))

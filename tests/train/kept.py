@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import ROUND_DOWN, Decimal
 
 import torch
 from torch import Tensor
@@ -38,7 +39,8 @@ class Kept:
                 parts = [x for p in last for x in p.chunk(config.tp if config.sequence_parallel else 1, 1)]
                 count = math.ceil(config.pp_neurons * parts[0].numel())
                 smallest = [x.flatten().topk(count).values[-1].item() for x in parts]
-                after[border] = float(f"{sum(smallest) / len(smallest):.6g}")
+                mean = Decimal(sum(smallest) / len(smallest))
+                after[border] = float(mean.quantize(Decimal(1).scaleb(mean.adjusted() - 5), ROUND_DOWN))
                 self.found[border] = step + 1
             passes.clear()
         self.thresholds.append(after)

@@ -59,6 +59,7 @@ class Adaptation:
         codecs: codecs of the rule; the first one is adapted.
         asked: policy or decider for all other messages.
         axis, op: axis and operation of the rule.
+        place: number of this one among the process's adaptations of that axis and operation, from 1.
         gather: function that gathers values over the ranks.
         writes: whether this rank writes the file of decisions that ``adapt`` may name.
         clock: function that returns seconds.
@@ -76,26 +77,48 @@ class Adaptation:
         op: str,
         gather: Gather,
         *,
+        place: int = 1,
         writes: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.version = 0
-        self._codec, self._asked, self._axis, self._op = codecs[0], asked, axis, op
+        mine = tuple(decision for decision in adapt.frozen if decision.concerns(axis, op, place))
+        if adapt.frozen and not mine:
+            _log.warning("%s.%s: no decision of the file to repeat is about it", axis, op)
+        self._adapt = dataclasses.replace(adapt, frozen=mine)
+        self._codec, self._asked, self._axis, self._op, self._place = codecs[0], asked, axis, op, place
         self._gather, self._clock = gather, clock
-        self._controller = make_controller(adapt, codecs[0])
         self._names: set[str] = set()  # names of the adapted messages
-        self._step, self._began = -1, 0.0
         self._seconds: deque[float] = deque(maxlen=_LATELY)
+        self._start_over()
+        if adapt.freeze is not None and writes:
+            files.add_source(adapt.freeze, self.written)
+
+    def _start_over(self) -> None:
+        """Forget all figures and decisions."""
+        self._controller = make_controller(self._adapt, self._codec)
+        self._step, self._began = -1, 0.0
+        self._seconds.clear()
         self._measuring = False
         self._figures: Array | None = None  # this rank's, if asked for before they are gathered
         self._due = 0  # step from which on pending figures decide
         self._wait: Callable[[], Array] | None = None
-        if adapt.freeze is not None and writes:
-            files.add_source(adapt.freeze, self.history)
+        self._told = 0  # decisions that are no news
 
     def history(self) -> list[Decision]:
         """Return the decisions up to now, in the order of their steps."""
         return list(self._controller.history)
+
+    def written(self) -> list[Decision]:
+        """Return the decisions up to now as a file has them, which says what they are about."""
+        return [
+            decision._replace(axis=self._axis, op=self._op, place=self._place) for decision in self.history()
+        ]
+
+    def news(self) -> list[Decision]:
+        """Return the decisions made since the last call; loaded ones are no news."""
+        told, self._told = self._told, len(self._controller.history)
+        return self._controller.history[told:]
 
     # -- asked ---------------------------------------------------------------------------------------
 
@@ -107,6 +130,9 @@ class Adaptation:
         name = message.name or ""
         self._names.add(name)
         codec, why = self._controller.current(name)
+        refused = codec.can_carry(message.dtype, message.dims)
+        if refused is not None:  # a file may name any codec
+            return dataclasses.replace(choice, reason=refused)
         return dataclasses.replace(choice, codec=codec, reason=why)
 
     def same_as_step(self, step: int) -> int:
@@ -138,7 +164,8 @@ class Adaptation:
             self.version += 1
             self._seconds.clear()
             for decision in self._controller.history[known:]:
-                _log.info("%s.%s from step %d on: %s (%s)", self._axis, self._op, step, *decision[1::2])
+                about = self._axis, self._op, step, decision.codec, decision.why
+                _log.info("%s.%s from step %d on: %s (%s)", *about)
 
     @property
     def measuring(self) -> bool:
@@ -159,14 +186,18 @@ class Adaptation:
             values: [m], the tensor's elements of :meth:`sample`, with the residual of error feedback added.
             n: number of the tensor's elements.
         """
-        wide = values.astype(np.float64)
-        if name in self._names and wide.size and np.isfinite(wide).all():
-            self._controller.add(name, wide, wide.size / n)
+        if name in self._names and values.size:
+            wide = values.astype(np.float64)
+            # The tensor is shown whatever its values: they may be finite on one rank and not on another.
+            self._controller.add(name, wide if np.isfinite(wide).all() else wide[:0], values.size / n)
 
     # -- saved ---------------------------------------------------------------------------------------
 
     def memory(self) -> Arrays:
         """Return the arrays to save; waits for figures that are under way. Call it between steps."""
+        found: Arrays = {}
+        if self._measuring:  # before the controller's state, which says what the figures are of
+            self._figures = found[_FIGURES] = self._measured()
         saved = {
             "history": self._controller.history,
             "controller": self._controller.state(),
@@ -174,9 +205,7 @@ class Adaptation:
             "measuring": self._measuring,
             "due": self._due,
         }
-        found: Arrays = {_STATE: np.frombuffer(json.dumps(saved).encode(), np.uint8).copy()}
-        if self._measuring:
-            self._figures = found[_FIGURES] = self._measured()
+        found[_STATE] = np.frombuffer(json.dumps(saved).encode(), np.uint8).copy()
         if self._wait is not None:
             everyone = self._wait()
             self._wait = lambda: everyone
@@ -189,6 +218,8 @@ class Adaptation:
         Raises:
             ValueError: the arrays are of another kind.
         """
+        self._start_over()
+        self.version += 1
         if not arrays:
             return
         try:
@@ -197,6 +228,7 @@ class Adaptation:
             self._controller.history[:] = [Decision(*one) for one in saved["history"]]
             self._step, self._due = int(saved["step"]), int(saved["due"])
             self._measuring = bool(saved["measuring"])
+            self._told = len(self._controller.history)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"the saved decisions of {self._axis}.{self._op} cannot be those of its adapt: {error!r}"
@@ -204,8 +236,6 @@ class Adaptation:
         self._figures = arrays.get(_FIGURES)
         everyone = arrays.get(_PENDING)
         self._wait = None if everyone is None else lambda: everyone
-        self._began = 0.0
-        self.version += 1
 
     def _measured(self) -> Array:
         """Return this rank's figures of the measured step that has ended."""

@@ -44,8 +44,10 @@ class Controller(abc.ABC):
 
         Args:
             name: name of the tensor.
-            values: float64 [m], some of its elements, with the residual of error feedback added; all finite.
-            share: m over the number of its elements.
+            values: float64 [m], some of its elements, with the residual of error feedback added; all finite. None of
+                them where one is not: the tensor counts among those shown all the same, so that all ranks' figures
+                have one size.
+            share: number of elements looked at over the number of its elements.
         """
 
     @abc.abstractmethod

@@ -12,6 +12,7 @@ estimate it too: residuals of error feedback begin at nothing, and grow fastest 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,16 +67,24 @@ class DctController(Controller):
         return np.array(found).ravel()
 
     def _figures_of(self, name: str) -> tuple[float, float]:
-        """Return the quantile of a key's magnitudes, and the share of those that reach its threshold."""
+        """Return the quantile of a key's magnitudes, and the share of those that reach its threshold.
+
+        Both are NaN where none of its values can be used.
+        """
         values = np.concatenate([part for part, _ in self._samples[name]])
+        if not values.size:
+            return math.nan, math.nan
         weights = np.concatenate([np.full(part.size, weight) for part, weight in self._samples[name]])
         reached = float(weights[values >= self._taus.get(name, np.inf)].sum() / weights.sum())
         return upper_quantile(values, weights, self._density), reached
 
     def decide(self, everyone: Array, step: int) -> bool:
-        if not np.isfinite(everyone).all() or not self._names:
+        finite = np.isfinite(everyone)
+        if not finite.any():
             return False
-        quantiles, densities = everyone.mean(axis=0).reshape(-1, 2).T
+        # The means are those of the ranks whose values can be used: 0, which is no threshold, where there are none.
+        means = everyone.sum(axis=0, where=finite) / np.maximum(finite.sum(axis=0), 1)
+        quantiles, densities = means.reshape(-1, 2).T
         due = step - self._refreshed >= self._every
         changed = False
         for name, quantile, density in zip(self._names, quantiles.tolist(), densities.tolist(), strict=True):

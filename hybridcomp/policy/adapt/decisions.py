@@ -7,6 +7,9 @@
     codec = "topk:ratio=0.05"
     name = "layer.0.weight"        # for one tensor alone
     why = "gain 0.81"
+    axis = "dp"                    # for messages of this axis alone
+    op = "all_reduce"              # for messages of this operation alone
+    place = 1                      # for the first sender of such messages in a process, such as a hook
 """
 
 from __future__ import annotations
@@ -21,8 +24,16 @@ from hybridcomp.codecs import get_codec
 from hybridcomp.errors import HybridcompError
 from hybridcomp.policy.at_exit import FilesAtExit
 
-_KINDS: dict[str, type] = {"step": int, "codec": str, "name": str, "why": str}
-_MOST_STEP = 1 << 62
+_KINDS: dict[str, type] = {
+    "step": int,
+    "codec": str,
+    "name": str,
+    "why": str,
+    "axis": str,
+    "op": str,
+    "place": int,
+}
+_MOST = 1 << 62
 
 
 class Decision(NamedTuple):
@@ -33,20 +44,30 @@ class Decision(NamedTuple):
         codec: spec of the codec.
         name: name of the tensor that it is about; ``""`` for all.
         why: reason in a few words.
+        axis, op: mesh axis and operation of the messages; ``""`` for any. Only files say them.
+        place: number of the sender among the process's senders of such messages, from 1; 0 for any.
     """
 
     step: int
     codec: str
-    name: str
-    why: str
+    name: str = ""
+    why: str = ""
+    axis: str = ""
+    op: str = ""
+    place: int = 0
+
+    def concerns(self, axis: str, op: str, place: int) -> bool:
+        """Tell whether it is about the messages of a sender."""
+        return self.axis in ("", axis) and self.op in ("", op) and self.place in (0, place)
 
 
 def to_toml(decisions: Sequence[Decision]) -> str:
     """Return decisions as the text of a file."""
     lines = ['# Decisions of a job about its codecs: adapt = "frozen:THIS FILE" repeats them.']
+    unsaid = Decision._field_defaults
     for decision in decisions:
         lines += ["", "[[decision]]"]
-        pairs = {key: value for key, value in decision._asdict().items() if value != ""}
+        pairs = {key: value for key, value in decision._asdict().items() if value != unsaid.get(key)}
         lines += [f"{key} = {json.dumps(value)}" for key, value in pairs.items()]
     return "\n".join(lines) + "\n"
 
@@ -70,17 +91,18 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
 def _decision(path: Path, number: int, table: Any) -> Decision:
     what = f"{path}, decision {number}"
     if not isinstance(table, dict) or not {"step", "codec"} <= set(table) <= set(_KINDS):
-        raise ValueError(f"{what} must have step and codec, and may have name and why")
+        raise ValueError(f"{what} must have step and codec, and may have {', '.join(list(_KINDS)[2:])}")
     for key, value in table.items():
         if type(value) is not _KINDS[key]:
             raise ValueError(f"{what}: {key} must be of type {_KINDS[key].__name__}, not {value!r}")
-    if not 0 <= table["step"] <= _MOST_STEP:
-        raise ValueError(f"{what}: step must be from 0 to 2**62, not {table['step']}")
+    for key in ("step", "place"):
+        if not 0 <= table.get(key, 0) <= _MOST:
+            raise ValueError(f"{what}: {key} must be from 0 to 2**62, not {table[key]}")
     try:
         codec = get_codec(table["codec"]).spec
     except (ValueError, TypeError, HybridcompError) as error:
         raise ValueError(f"{what}: {error}") from error
-    return Decision(table["step"], codec, table.get("name", ""), table.get("why", ""))
+    return Decision(**{**table, "codec": codec})
 
 
 def _text(sources: Sequence[Callable[[], list[Decision]]]) -> str:

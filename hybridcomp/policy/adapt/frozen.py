@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,13 +37,13 @@ class FrozenController(Controller):
         return np.empty(0)
 
     def decide(self, everyone: Array, step: int) -> bool:
-        before = self._done
-        while self._done < len(self._decisions) and self._decisions[self._done].step <= step:
-            decision = self._decisions[self._done]
+        done = bisect.bisect_right(self._decisions, step, key=lambda decision: decision.step)
+        for decision in self._decisions[self._done : done]:
             self._codecs[decision.name] = get_codec(decision.codec)
-            self.history.append(decision)
-            self._done += 1
-        return self._done != before
+        changed, self._done = done != self._done, done
+        if changed:  # a loaded history has some of them
+            self.history[:] = self._decisions[:done]
+        return changed
 
     def current(self, name: str) -> tuple[Codec, str]:
         found = self._codecs.get(name) or self._codecs.get("")

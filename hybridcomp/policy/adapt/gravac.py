@@ -74,9 +74,10 @@ class GravacController(Controller):
         return step % self._every == 0
 
     def add(self, name: str, values: Array, share: float) -> None:
-        kept = kept_squares(values, self.ratios)
-        squares = np.array([float(values @ values), *kept])
-        self._sums += np.sqrt(squares / share)
+        if values.size:
+            kept = kept_squares(values, self.ratios)
+            squares = np.array([float(values @ values), *kept])
+            self._sums += np.sqrt(squares / share)
 
     def figures(self, seconds: float) -> Array:
         found = np.append(self._sums, seconds)

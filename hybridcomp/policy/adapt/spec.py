@@ -33,6 +33,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _CODECS = {GRAVAC: ("topk", "sidco"), DCT: ("threshold",), SIDCO: ("sidco",)}
 _WHOLE = ("every", "window", "check")
 _MOST = 1 << 31
+_MOST_FACTOR = 0.99  # each next ratio is that share of the last one, in six digits: it must be another one
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,4 @@ def _checked(key: str, value: Any) -> Any:
         return checks.choice(key, value, SCOPES)
     if key in _WHOLE:
         return checks.integer(key, value, 1, _MOST)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ValueError(f"{key} must be a number above 0 and at most 1, not {value!r}")
-    if key == "factor" and value == 1:
-        raise ValueError("factor must be below 1: the next ratio is that share of the last one")
-    return float(value)
+    return checks.number(key, value, most=_MOST_FACTOR if key == "factor" else 1)

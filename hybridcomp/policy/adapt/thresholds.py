@@ -7,12 +7,16 @@ applies it to gradients, the trainer's ``pp_neurons`` to activations.
 
 from __future__ import annotations
 
+from decimal import ROUND_DOWN, Context
+
 import numpy as np
 
 from hybridcomp.policy.adapt.controller import Array
 
 DRIFT = 0.25
 """Part of a wanted share by which the share that reaches a threshold may be off until the threshold is found anew."""
+
+_SIX_DIGITS = Context(prec=6, rounding=ROUND_DOWN)
 
 
 def upper_quantile(values: Array, weights: Array, share: float) -> float:
@@ -29,7 +33,8 @@ def is_stale(reached: float, wanted: float, drift: float = DRIFT) -> bool:
 
 
 def threshold_of(quantile: float) -> float | None:
-    """Return the threshold for a quantile, with six digits; None where the quantile gives none."""
+    """Return the threshold for a quantile, the first six of its digits; None where the quantile gives none."""
     if not (np.isfinite(quantile) and quantile > 0):
         return None
-    return float(f"{quantile:.6g}")  # few digits, since people read specs
+    # Few digits, since people read specs. The others are cut off: the quantile itself reaches the threshold.
+    return float(_SIX_DIGITS.create_decimal_from_float(quantile))

@@ -92,10 +92,10 @@ class Unit:
             part.dtype,
             part.numel(),
             self._owner.policy.same_as_step(self.step),
-            self._owner.adapting(self.group).version,
             *map(id, parameters),
         )
-        return self._cuts.get(comm, key, lambda: self._made(op, when, parameters, part))
+        adapted = self._owner.adapting(self.group).version
+        return self._cuts.get(comm, key, lambda: self._made(op, when, parameters, part), adapted=adapted)
 
     def _made(self, op: str, when: str, parameters: list[Any], part: Tensor) -> Cut:
         try:

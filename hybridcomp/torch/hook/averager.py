@@ -166,8 +166,8 @@ class Averager:
             split = make_split(adapting.asked, self.axis, dtype, parameters(), step, self._stage, hosts)
             return split if self._remembers else split.without_feedback()
 
-        alike = (key, buffer.dtype, self.policy.same_as_step(step), adapting.version)
-        return self._plans.get(comm, alike, made)
+        alike = (key, buffer.dtype, self.policy.same_as_step(step))
+        return self._plans.get(comm, alike, made, adapted=adapting.version)
 
     # -- memory and statistics (registry.Member) -----------------------------------------------------
 

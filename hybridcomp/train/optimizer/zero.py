@@ -163,8 +163,8 @@ class Shards:
                 hosts=self._collectives.hosts,
             )
 
-        alike = (op, number, self._policy.same_as_step(self._step), self._adapting.version)
-        return self._cuts.get(comm, alike, made)
+        alike = (op, number, self._policy.same_as_step(self._step))
+        return self._cuts.get(comm, alike, made, adapted=self._adapting.version)
 
     def _empty(self, size: int) -> Tensor:
         return next(iter(self.parameters.values())).new_empty(size, requires_grad=False)

@@ -47,6 +47,11 @@ class GradientHook:
             return future
         return self._hook(self._state, bucket)  # type: ignore[no-any-return]
 
+    def resume(self, step: int) -> None:
+        """Go on after so many steps, whether or not the state was loaded, which counts them as well."""
+        if isinstance(self._state, hct.HookState):
+            self._state.step = step
+
 
 @dataclass(frozen=True)
 class Stage:

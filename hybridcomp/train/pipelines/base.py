@@ -185,6 +185,9 @@ class Schedule(abc.ABC):
 
     def resume(self, step: int) -> None:
         """Go on after so many steps, with the state that was loaded."""
+        for stage in self.run.model.stages:
+            if stage.hook is not None:
+                stage.hook.resume(step)
         self.updater.resume(step)
 
     @abc.abstractmethod

@@ -1,12 +1,18 @@
 """Hooks and FSDP2 models whose rules adapt, over hybridcomp and over gloo."""
 
+import tempfile
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import hybridcomp as hc
 import hybridcomp.torch as hct
+from hybridcomp.policy.adapt.decisions import files, read_decisions
 from hybridcomp.policy.toml import parse_policy
 from tests.torch.cases.hook import BACKENDS, hooked
 from tests.torch.models.fsdp import local_gradients, mesh_of, same_bits, sharded
@@ -83,10 +89,58 @@ def case_ranks_decide_alike_and_nothing_is_lost() -> None:
             assert carried >= kinds, (backend, rule, carried)
             decided = [tuple(one) for one in hct.decisions()] if rule != STEPS else []
             assert len(decided) >= (3 if rule == GRAVAC else 2) or rule == STEPS
+            kept = len(ddp.state._plans._known)  # of one bucket; of each codec of a table
+            assert kept == 1 or rule == STEPS, (backend, rule, kept)
             everyone: list[object] = [None] * ranks
             dist.all_gather_object(everyone, decided)
             assert everyone == [decided] * ranks
             del ddp
+
+
+def case_one_rank_that_is_not_finite_in_measured_steps() -> None:
+    """Check that ranks gather figures all the same, and decide alike by those of the others."""
+    ranks, steps = dist.get_world_size(), 10
+    for backend in BACKENDS:
+        for rule in (GRAVAC, DCT, DCT.replace(",scope=tensor", ""), SIDCO):
+            ddp = adapting(backend, rule)
+            for step in range(steps):
+                gradients = given(step, dist.get_rank())
+                if dist.get_rank() == 1 and step in (0, 4):  # as where a loss scale is too large
+                    for gradient in gradients[: 1 if step else 2]:
+                        gradient[0] = float("inf")
+                ddp.zero_grad()
+                ddp(*gradients).backward()
+            decided = [tuple(one) for one in hct.decisions()]
+            everyone: list[object] = [None] * ranks
+            dist.all_gather_object(everyone, decided)
+            assert everyone == [decided] * ranks, (backend, rule)
+            assert any(one.step == 2 for one in hct.decisions()), (backend, rule)
+            del ddp
+
+
+def case_files_have_the_decisions_of_groups_of_all_ranks() -> None:
+    """Check that senders of one axis are told apart, and that a group of some ranks writes no file."""
+    # Each rank is in one of them: torch names later groups by the number of those that a rank is in.
+    pair, _ = (dist.new_group(ranks, backend="hybridcomp") for ranks in ([0, 1], [2]))
+    with tempfile.TemporaryDirectory() as folder:
+        rule = SIDCO.replace("sidco:every=2", f"sidco:every=2,freeze={folder}/decided.toml")
+        both = [adapting("gloo", rule) for _ in range(2)]
+        for step in range(4):
+            for ddp in both:
+                average(ddp, step)
+        places = [ddp.state._adapting._adaptation.written()[0].place for ddp in both]
+        assert places[1] == places[0] + 1
+        files.write()
+        found = read_decisions(Path(folder) / "decided.toml") if dist.get_rank() == 0 else ()
+        assert {one.place for one in found} == set(places if found else ())
+        assert {(one.axis, one.op) for one in found} <= {("dp", "all_reduce")}
+        if dist.get_rank() < 2:
+            alone = hct.HookState(parse_policy(f"dp.all_reduce = {rule}", "it"), process_group=pair)
+            with pytest.raises(
+                hc.PolicyError, match="this group has 2 of 3 ranks: other groups decide apart"
+            ):
+                alone.average(torch.zeros(8), lambda: [("w", (8,))], "w", 0)
+        files._sources.clear()  # the folder goes
 
 
 def case_a_resumed_hook_has_the_bits_of_an_uninterrupted_one() -> None:
