@@ -44,6 +44,8 @@ class Message:
             program does not say it.
         hosts: number of hosts that the communicator's ranks are on; None where it is not known.
         together: bytes that travel as one operation with this message; None if it travels alone.
+        remembers: whether error feedback may keep a residual under the name; False where the next message of that name
+            is in other coordinates.
     """
 
     axis: str
@@ -59,6 +61,12 @@ class Message:
     part: str | None = None
     hosts: int | None = None
     together: int | None = None
+    remembers: bool = True
+
+    @property
+    def kept_by(self) -> str | None:
+        """Return the name by which error feedback keeps a residual; None where it keeps none."""
+        return self.name if self.remembers else None
 
     @property
     def dims(self) -> tuple[int, ...]:

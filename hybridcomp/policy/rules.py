@@ -162,7 +162,7 @@ class Policy:
             return Choice(NONE, None, f"policy {self.name} has no choice for {message.op} of {message.axis}")
         codec = get_codec(found.codec)
         refused = codec.can_carry(message.dtype, message.dims)
-        feedback = found.feedback if message.name is not None else None
+        feedback = found.feedback if message.kept_by is not None else None
         return Choice(NONE, None, refused) if refused else Choice(codec, feedback, f"frozen: {found.reason}")
 
     def _automatic(self, axis: str) -> bool:
@@ -198,11 +198,9 @@ class Policy:
         for codec in codecs:
             reason = codec.can_carry(message.dtype, shape) or ""
             if not reason and codec.partial and rule.feedback is not None and _keeps_nothing(message):
-                reason = (
-                    f"{codec.name} relies on error feedback, which is kept by a message's name; this has none"
-                )
+                reason = f"{codec.name} relies on error feedback, which keeps nothing of this message"
             if not reason:
-                feedback = rule.feedback if codec.name != "none" else None
+                feedback = rule.feedback if codec.name != "none" and message.remembers else None
                 return Choice(codec, feedback, f"policy {self.name}", algorithm=rule.algorithm)
         return Choice(NONE, None, reason)
 
@@ -326,8 +324,8 @@ class Policy:
 
 
 def _keeps_nothing(message: Message) -> bool:
-    """Tell whether a reduction has no name, by which error feedback would keep its residual."""
-    return message.name is None and message.op in ("all_reduce", "reduce_scatter")
+    """Tell whether error feedback keeps no residual of a reduction."""
+    return message.kept_by is None and message.op in ("all_reduce", "reduce_scatter")
 
 
 def _excluded(rule: Rule, message: Message) -> Choice | None:

@@ -76,6 +76,20 @@ def test_what_is_not_compressed_says_why(policy, asked, reason):
     assert choice.reason == reason
 
 
+def test_codecs_that_leave_most_out_need_a_residual(policy):
+    for asked in (
+        message("dp", shape=(512, 512)),
+        message("dp", shape=(512, 512), name="w", remembers=False),
+    ):
+        assert policy.choose(asked).codec.spec == "int4:block=64"
+    only = parse_policy('dp.all_reduce = { codec = "topk", feedback = "ef" }', "it")
+    choice = only.choose(message("dp"))
+    assert choice.codec.name == "none"
+    assert choice.reason == "topk relies on error feedback, which keeps nothing of this message"
+    assert parse_policy('dp.all_reduce = "topk"', "it").choose(message("dp")).codec.name == "topk"
+    assert policy.choose(message("dp", shape=(99,), name="w", remembers=False, step=10)).feedback is None
+
+
 def test_feedback_belongs_to_its_codec(policy):
     assert policy.choose(message("dp", step=10)).feedback == "ef"
     assert policy.choose(message("dp", "all_gather")).feedback is None

@@ -24,11 +24,11 @@ Candidate = tuple[Codec, str | None]
 def candidates(fidelity: str, message: Message) -> list[Candidate]:
     """Return the codecs, with their error feedback, that may carry a message; ``none`` first.
 
-    A message without a name has no key for a residual, and the link of a send is not known here: such messages
-    of the class ``aggressive`` are treated as safe ones.
+    A message that keeps no residual has nothing to repair what it loses, and the link of a send is not known here: such
+    messages of the class ``aggressive`` are treated as safe ones.
     """
     found: list[Candidate] = [(NONE, None)]
-    feedback = EF if fidelity == AGGRESSIVE and message.name is not None and message.op != "send" else None
+    feedback = EF if fidelity == AGGRESSIVE and message.kept_by is not None and message.op != "send" else None
     for codec in _codecs(fidelity, feedback is not None):
         if codec.linear and (message.op != "all_reduce" or len(message.dims) < 2):
             continue

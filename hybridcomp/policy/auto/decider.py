@@ -131,9 +131,9 @@ class Decider:
         if decision is None:
             decision = self._decisions[signature] = self._decide(signature, fidelity, message)
         choice = decision.choice
-        if message.name is None:
+        if message.kept_by is None:
             return choice
-        key = (message.axis, message.op, message.name)
+        key = (message.axis, message.op, message.kept_by)
         if choice.feedback is not None:
             if choice.codec.can_carry(message.dtype, message.dims) is not None:  # the example could be
                 return Choice(NONE, None, choice.reason)

@@ -38,7 +38,7 @@ class Signature(NamedTuple):
         if len(shape) >= 2 and message.op == "all_reduce":
             rows, columns = shape[0], math.prod(shape[1:])
             thin = (rows * columns // max(1, rows + columns)).bit_length()
-        named = message.name is not None
+        named = message.kept_by is not None
         return cls(message.axis, message.op, message.dtype.label, nbytes >> coarse << coarse, named, thin)
 
 

@@ -148,6 +148,8 @@ class Averager:
                 beside.warm = self._factors
                 self._operations = MpiOperations(beside, self._counts)
                 beside.on_start = self._operations.note
+                # The communicator stays with the group, since to free it takes all ranks; its memory need not.
+                weakref.finalize(self, _forget, beside).atexit = False
             self._adapting = Adapting(self.policy, self.axis, "all_reduce", self._operations.comm)
             self._adapting.load_memory(self._decided)
         return self._operations
@@ -163,8 +165,8 @@ class Averager:
             if not dtype.is_float:
                 raise CodecMismatchError(f"{self.label} averages floating-point values, not {buffer.dtype}")
             hosts = None if getattr(group, "comm", None) is None else group.comm.hosts
-            split = make_split(adapting.asked, self.axis, dtype, parameters(), step, self._stage, hosts)
-            return split if self._remembers else split.without_feedback()
+            about = (self.axis, dtype, parameters(), step, self._stage, hosts)
+            return make_split(adapting.asked, *about, remembers=self._remembers)
 
         alike = (key, buffer.dtype, self.policy.same_as_step(step))
         return self._plans.get(comm, alike, made, adapted=adapting.version)
@@ -192,3 +194,8 @@ class Averager:
 
 def _keep(counts: Counts) -> None:
     registry.keep(counts.rows())
+
+
+def _forget(comm: Any) -> None:
+    """Drop the memory of a communicator whose averager is gone."""
+    comm.feedback, comm.warm, comm.on_start = ErrorFeedback(form=None), {}, None

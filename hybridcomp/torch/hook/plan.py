@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hybridcomp.arrays import DType
@@ -62,11 +62,6 @@ class Split(NamedTuple):
         """Tell whether a choice is for this time only."""
         return any(piece.choice.once for piece in self.alone)
 
-    def without_feedback(self) -> Split:
-        """Return the same pieces by the same codecs, without error feedback."""
-        alone = [replace(piece, choice=replace(piece.choice, feedback=None)) for piece in self.alone]
-        return self._replace(alone=alone)
-
 
 def make_split(
     policy: Asked,
@@ -76,6 +71,8 @@ def make_split(
     step: int,
     stage: int | None = None,
     hosts: int | None = None,
+    *,
+    remembers: bool = True,
 ) -> Split:
     """Ask the policy about each parameter of a bucket.
 
@@ -86,8 +83,9 @@ def make_split(
         step: step of training, for warm-up.
         stage: pipeline stage that the parameters belong to; None if there is none.
         hosts: number of hosts that the ranks are on; None where that is not known.
+        remembers: whether error feedback may keep residuals for the next bucket.
     """
-    pieces = list(_pieces(policy, axis, dtype, parameters, step, stage, hosts))
+    pieces = list(_pieces(policy, axis, dtype, parameters, step, stage, hosts, remembers))
     small = [p for p in pieces if _is_small(p)]
     decided = small and isinstance(policy, Decider)
     small_as = max(small, key=lambda piece: piece.size).choice if decided else SMALL
@@ -118,6 +116,7 @@ def _pieces(
     step: int,
     stage: int | None,
     hosts: int | None,
+    remembers: bool,
 ) -> Iterator[Piece]:
     start = 0
     together = sum(math.prod(shape) for _, shape in parameters) * dtype.itemsize
@@ -136,6 +135,7 @@ def _pieces(
             stage,
             hosts=hosts,
             together=together,
+            remembers=remembers,
         )
         yield Piece(name, shape, start, start + n, policy.choose(message))
         start += n
