@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import time
@@ -24,6 +25,7 @@ from hybridcomp.train.checks import check_policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
+from hybridcomp.train.sync import frozen_shares
 from hybridcomp.train.techniques import check_techniques, with_sparse_sends
 from hybridcomp.train.text import Corpus, load_corpus
 
@@ -78,6 +80,12 @@ def _named_policy(config: TrainConfig) -> Policy:
         raise ConfigError(
             f"freeze {config.freeze} is for choices of auto, or of rules with adapt, and policy {policy.name} makes "
             "none: give --policy auto, or leave --freeze out"
+        )
+    if policy.adapts and not policy.decides and config.pp * config.tp > 1:
+        raise ConfigError(
+            f"freeze {config.freeze}: with pp {config.pp} and tp {config.tp} the replicas of each part of the model "
+            "decide apart, and only decisions of one group of all ranks can be written: leave out --freeze, or pp and "
+            "tp"
         )
     if not (folder := Path(config.freeze).absolute().parent).is_dir():
         raise ConfigError(f"freeze {config.freeze}: there is no folder {folder}")
@@ -156,6 +164,7 @@ def agreed_text(job: Job) -> str:
     del values["config"], values["out"], values["freeze"]
     values["policy's rules"] = job.policy.digest
     values["text"] = job.corpus.fingerprint
+    values["frozen shares"] = hashlib.sha256(repr(frozen_shares(job.config)).encode()).hexdigest()
     values["checkpoint's step"] = None if job.checkpoint is None else job.checkpoint.step
     return json.dumps(values)
 

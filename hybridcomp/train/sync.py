@@ -12,7 +12,7 @@ from hybridcomp.codecs import get_codec
 from hybridcomp.errors import ConfigError
 from hybridcomp.train.config import FLUSHED, TrainConfig
 from hybridcomp.train.gossip.graph import make_graph
-from hybridcomp.train.shares import check_shares, parse_shares, read_shares
+from hybridcomp.train.shares import Shares, check_shares, parse_shares, read_shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +284,24 @@ def check_sync(text: str, config: TrainConfig) -> None:
                 f"not {config.backend}"
             )
         make_graph(sync.graph, config.dp)
+    if isinstance(sync, Event) and sync.reads == "free" and config.tp > 1:
+        # Parameters that are not split are on each of them, and must stay alike there.
+        raise ConfigError(
+            f"sync {text} has each rank take what has arrived, which ranks of one replica may not do apart: reads must "
+            f"be ordered, or tp 1, not {config.tp}"
+        )
+
+
+def frozen_shares(config: TrainConfig) -> list[tuple[int, Shares]]:
+    """Read the shares of an earlier run that a run repeats, each with the step from which on it holds; often none.
+
+    Raises:
+        ValueError: the file has none that suit; see :func:`.read_shares`.
+    """
+    sync = None if config.sync is None else parse_sync(config.sync)
+    if not isinstance(sync, Elastic) or not sync.frozen:
+        return []
+    return read_shares(sync.frozen, config.dp, config.micro_batches)
 
 
 def _check_elastic(text: str, sync: Elastic, config: TrainConfig) -> None:
@@ -302,7 +320,6 @@ def _check_elastic(text: str, sync: Elastic, config: TrainConfig) -> None:
     try:
         if sync.shares:
             check_shares(parse_shares(sync.shares), config.dp, config.micro_batches)
-        if sync.frozen:
-            read_shares(sync.frozen, config.dp, config.micro_batches)
+        frozen_shares(config)
     except ValueError as error:
         raise ConfigError(f"sync {text}: {error}") from error

@@ -11,10 +11,11 @@ import numpy as np
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec, get_codec, parse_form
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, PolicyError
 from hybridcomp.policy import PHASES, Message, Policy, Rule
 from hybridcomp.policy.auto.spec import axes_of
 from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.sync import DiLoCo, parse_sync
 
 _OPS = {
     "pp": "send",
@@ -46,16 +47,23 @@ def _names_sends(policy: Policy) -> bool:
 
 
 def check_techniques(policy: Policy, config: TrainConfig) -> None:
-    """Check that the schedule has the parts of which the policy speaks.
+    """Check that the schedule has the parts of which the policy speaks, and that its feedback suits what is sent.
 
     Raises:
         ConfigError: ``only = "cool-down"`` with a schedule whose pipeline stays full.
+        PolicyError: feedback with momentum, where replicas send differences of parameters.
     """
     only = policy.entries.get("pp", {}).get("backward", Rule()).only
     if only is not None and config.schedule == "2bw":
         raise ConfigError(
             f"policy {policy.name}: pp.backward has only = {only!r}, and schedule 2bw has none, as it goes on into "
             "the next step: take 1f1b, gpipe or interleaved, or leave it out"
+        )
+    sync = None if config.sync is None else parse_sync(config.sync)
+    if isinstance(sync, DiLoCo) and (feedback := _with_momentum(policy, "all_reduce")) is not None:
+        raise PolicyError(
+            f"policy {policy.name}: feedback {feedback} of dp has momentum, and with sync {config.sync} replicas send "
+            'differences of parameters, of which it would make others: give feedback = "ef", "loco" or "ef21"'
         )
 
 
@@ -74,14 +82,26 @@ def _momentum_twice(policy: Policy, config: TrainConfig) -> list[str]:
     if config.dp == 1 or config.sync is not None or not own:
         return []
     op = "reduce_scatter" if config.shard == "zero1" else "all_reduce"
-    message = Message("dp", op, "backward", DType.FLOAT32, 2**40, name="weight", step=policy.last_change)
-    feedback = policy.choose(message).feedback
-    if feedback is None or not parse_form(feedback).options.get("momentum"):
+    feedback = _with_momentum(policy, op)
+    if feedback is None:
         return []
     return [
         f"policy {policy.name}: gradients over dp have momentum before compression (feedback {feedback}), and "
         f"optimizer {config.optimizer} adds its own: it is made for --optimizer sgd --momentum 0"
     ]
+
+
+def _with_momentum(policy: Policy, op: str) -> str | None:
+    """Return the feedback of an operation over dp, if it has momentum in some step."""
+    for step in policy.changes:
+        # A matrix, as some codecs take no vector, with a name that no pattern of exclude has but one for all names.
+        message = Message(
+            "dp", op, "backward", DType.FLOAT32, 2**40, name="", step=step, shape=(2**19, 2**19)
+        )
+        feedback = policy.choose(message).feedback
+        if feedback is not None and parse_form(feedback).options.get("momentum"):
+            return feedback
+    return None
 
 
 def _zeros(policy: Policy, config: TrainConfig) -> list[str]:

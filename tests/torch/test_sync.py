@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 import hybridcomp.torch as hct
-from hybridcomp.errors import CodecMismatchError
+from hybridcomp.errors import CodecMismatchError, PolicyError
+from hybridcomp.policy import Policy
+from hybridcomp.policy.toml import parse_policy
 from hybridcomp.torch.sync.cutting import cut
 from tests.torch.harness import case_names, check_case
 
@@ -49,6 +51,12 @@ def small() -> tuple[nn.Sequential, torch.optim.Optimizer]:
     ("more", "words"),
     [
         ({"every": 0}, "every must be at least 1, not 0"),
+        ({"every": 2.5}, "every must be an integer, at least 1, not 2.5"),
+        ({"every": float("inf")}, "every must be an integer, at least 1, not inf"),
+        ({"every": True}, "every must be an integer, at least 1, not True"),
+        ({"every": 4, "fragments": 2.0}, "fragments must be an integer, at least 1, or modules, not 2.0"),
+        ({"every": 4, "fragments": True}, "fragments must be an integer, at least 1, or modules, not True"),
+        ({"every": 4, "fragment_sync_delay": 0.5}, "must be an integer, from 0 and below every, not 0.5"),
         ({"every": 3, "fragments": 4}, r"fragments must be from 1 to every \(3\), not 4"),
         ({"every": 9, "fragments": 5}, r"from 1 to the number of trained parameters \(4\), not 5"),
         ({"every": 4, "fragment_sync_delay": 4}, r"from 0 and below every \(4\), not 4"),
@@ -60,6 +68,33 @@ def test_numbers_out_of_range_are_named(more: dict[str, object], words: str) -> 
     model, inner = small()
     with pytest.raises(ValueError, match=words):
         hct.DiLoCo(model, inner, **more)
+
+
+def with_feedback(codec: str, feedback: str) -> Policy:
+    """Return a policy that at first compresses nothing."""
+    rule = f'codec = "{codec}", feedback = "{feedback}", warmup_steps = 3, exclude = ["*weight"]'
+    return parse_policy(f"dp.all_reduce = {{ {rule} }}", "p.toml")
+
+
+@pytest.mark.parametrize(
+    ("codec", "feedback"),
+    [("topk:ratio=0.1", "dgc"), ("int4", "ef-sgdm:momentum=0.5"), ("powersgd", "ef-sgdm")],
+)
+def test_feedback_with_momentum_is_refused(codec: str, feedback: str) -> None:
+    """It would make others of the parameters' differences."""
+    model, inner = small()
+    policy = with_feedback(codec, feedback)
+    words = rf'feedback {feedback} of dp has momentum, .*: give feedback = "ef", "loco" or "ef21"'
+    for make in (hct.LocalSGD, hct.DiLoCo):
+        with pytest.raises(PolicyError, match=words):
+            make(model, inner, every=4, policy=policy)
+        make(model, inner, every=4, policy=policy, axis="tp")
+
+
+@pytest.mark.parametrize("feedback", ["ef", "ef21", "loco", "dgc:momentum=0"])
+def test_other_feedback_is_allowed(feedback: str) -> None:
+    model, inner = small()
+    hct.LocalSGD(model, inner, every=4, policy=with_feedback("topk:ratio=0.1", feedback))
 
 
 def test_fragments_that_do_not_fit_are_named() -> None:

@@ -110,11 +110,17 @@ def test_a_wrong_gossip_is_named(text: str, words: str) -> None:
         ("--dp 2 --sync gossip --backend gloo", "backend must be hybridcomp, not gloo"),
         ("--dp 2 --sync event --backend gloo", "backend must be hybridcomp, not gloo"),
         ("--dp 3 --sync gossip:graph=0-1", "no edges lead from rank 0 to rank 2"),
+        ("--dp 2 --tp 2 --sync event:reads=free", "reads must be ordered, or tp 1, not 2"),
     ],
 )
 def test_what_does_not_go_with_gossip_is_named(arguments: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse(arguments.split())
+
+
+@pytest.mark.parametrize("arguments", ["--tp 2 --sync event", "--pp 2 --sync event:reads=free"])
+def test_ranks_of_a_replica_go_with_events(arguments: str) -> None:
+    parse(["--dp", "2", *arguments.split()])
 
 
 RUN = (

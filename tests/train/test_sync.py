@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, MismatchError
 from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
@@ -17,6 +17,7 @@ from hybridcomp.train.generate import load_model
 from hybridcomp.train.model.gpt import loss_of
 from hybridcomp.train.reading import parse
 from hybridcomp.train.shares import decide, divide, read_shares
+from hybridcomp.train.start import agreed_text, check_agreement, prepare
 from hybridcomp.train.sync import parse_sync
 from hybridcomp.train.text import load_corpus
 from tests.train.harness import TINY, metrics, run_ranks
@@ -191,6 +192,21 @@ def test_metrics_without_shares_are_named(tmp_path, text):
     (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(ValueError, match=r"frozen: .*metrics\.jsonl"):
         read_shares(str(tmp_path / "metrics.jsonl"), 2, 4)
+
+
+def test_ranks_repeat_the_same_shares(tmp_path, monkeypatch):
+    """A path may lead to different files on the ranks' hosts."""
+    texts = []
+    for host, shares in (("a", [3, 1]), ("b", [3, 1]), ("c", [1, 3])):
+        (tmp_path / host).mkdir()
+        monkeypatch.chdir(tmp_path / host)
+        row = {"kind": "train", "step": 2, "replicas": {"shares": shares}, "host": host}
+        Path("metrics.jsonl").write_text(json.dumps(row))
+        how = "--dp 2 --micro-batches 2 --sync elastic:every=2,frozen=metrics.jsonl --policy none"
+        texts.append(agreed_text(prepare(f"{how} --data {__file__} --out run".split())))
+    check_agreement(texts[:2])
+    with pytest.raises(MismatchError, match=r"ranks disagree on frozen shares: .* rank 1 has"):
+        check_agreement(texts[1:])
 
 
 @pytest.mark.parametrize("speeds", [(1, 1, 1), (4, 1, 1), (1, 2.5, 7), (0.1, 30, 0.1)])

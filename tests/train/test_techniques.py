@@ -77,6 +77,18 @@ def test_2bw_has_no_cool_down(tmp_path):
     read_policy(TrainConfig(pp=2, policy=str(file)))
 
 
+@pytest.mark.parametrize("sync", ["local_sgd:every=4", "diloco:every=4", "elastic:every=4"])
+def test_differences_of_parameters_take_no_momentum(sync, tmp_path):
+    file = tmp_path / "policy.toml"
+    file.write_text('[dp.all_reduce]\ncodec = "powersgd"\nfeedback = "ef-sgdm"\nwarmup_steps = 2')
+    with pytest.raises(PolicyError, match=f"feedback ef-sgdm of dp has momentum, and with sync {sync}"):
+        read_policy(TrainConfig(dp=2, sync=sync, policy=str(file)))
+    read_policy(TrainConfig(dp=2, policy=str(file)))
+    read_policy(TrainConfig(dp=2, sync="gossip", policy=str(file)))
+    file.write_text('[dp.all_reduce]\ncodec = "int4"\nfeedback = "ef"')
+    read_policy(TrainConfig(dp=2, sync=sync, policy=str(file)))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(100)
 def test_tied_embeddings_train_as_in_one_process(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
@@ -35,9 +35,16 @@ def cut(model: nn.Module, fragments: int | Sequence[nn.Module]) -> list[Paramete
         ValueError: a fragment would be empty, or modules share or leave out a parameter.
     """
     found = trained(model)
-    if not isinstance(fragments, int):
+    if isinstance(fragments, int) and is_count(fragments):
+        return runs(found, fragments)
+    if isinstance(fragments, Iterable):
         return _of_modules(found, fragments)
-    return runs(found, fragments)
+    raise ValueError(f"fragments must be an integer, at least 1, or modules, not {fragments!r}")
+
+
+def is_count(value: object) -> bool:
+    """Tell whether a value is an integer, as True and False are not meant to be."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def runs(parameters: Mapping[str, nn.Parameter], count: int) -> list[Parameters]:
@@ -63,7 +70,7 @@ def runs(parameters: Mapping[str, nn.Parameter], count: int) -> list[Parameters]
     return [dict(named[first:last]) for first, last in itertools.pairwise([*edges, len(sizes)])]
 
 
-def _of_modules(found: Parameters, modules: Sequence[nn.Module]) -> list[Parameters]:
+def _of_modules(found: Parameters, modules: Iterable[nn.Module]) -> list[Parameters]:
     names = {id(parameter): name for name, parameter in found.items()}
     owner: dict[str, int] = {}
     cuts: list[Parameters] = []

@@ -78,7 +78,7 @@ class DiLoCo(SemiSync):
         Raises:
             ValueError: a number is out of its range, or fragments or the outer optimizer do not fit the model.
             CodecMismatchError: a parameter is not floating-point.
-            PolicyError: the policy cannot be read.
+            PolicyError: the policy cannot be read, or has feedback with momentum.
         """
         if outer is inner:
             raise ValueError("outer must be another optimizer than inner")

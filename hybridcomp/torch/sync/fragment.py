@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import nn
 
-from hybridcomp.errors import CodecMismatchError
+from hybridcomp.errors import CodecMismatchError, HybridcompError
 from hybridcomp.torch.flat import views
 from hybridcomp.torch.hook.averager import Averager, Named
 from hybridcomp.torch.hook.operations import Averaging
@@ -99,6 +101,13 @@ class Fragment:
         if self._averaging is not None:
             self._averaging.wait()
             self._averaging = None
+
+    def drop(self) -> None:
+        """Wait for the average under way, and drop it, however it ended: another state takes its place."""
+        with suppress(HybridcompError):
+            self.arrive()  # until it has ended it writes into the differences
+        self._averaging = None
+        self.under_way = False
 
     def update(self, outer: torch.optim.Optimizer, alpha: float) -> None:
         """Update the global values by the outer gradient, and this replica's parameters by those.

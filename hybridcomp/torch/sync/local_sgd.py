@@ -58,7 +58,7 @@ class LocalSGD(SemiSync):
         Raises:
             ValueError: ``every`` is below 1, or the model has nothing to train.
             CodecMismatchError: a parameter is not floating-point.
-            PolicyError: the policy cannot be read.
+            PolicyError: the policy cannot be read, or has feedback with momentum.
         """
         super().__init__(
             model,

@@ -11,7 +11,10 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from hybridcomp.policy import Policy, load_policy
+from hybridcomp.arrays import DType
+from hybridcomp.codecs import parse_form
+from hybridcomp.errors import PolicyError
+from hybridcomp.policy import Message, Policy, load_policy
 from hybridcomp.torch.backend.options import PolicyLike, chosen_policy
 from hybridcomp.torch.hook.averager import Averager
 from hybridcomp.torch.replicas import copy_from_first
@@ -47,9 +50,11 @@ class SemiSync:
 
         Raises:
             ValueError: a number is out of its range, or fragments do not cover the model; says which.
-            PolicyError: the policy cannot be read.
+            PolicyError: the policy cannot be read, or has feedback with momentum.
         """
-        averager = Averager(_policy_of(policy), kind="sync", axis=axis, group=process_group)
+        chosen = _policy_of(policy)
+        _check_feedback(chosen, axis)
+        averager = Averager(chosen, kind="sync", axis=axis, group=process_group)
         parts = cut(model, fragments)
         self._sync = Synchronizer(parts, averager, make_outer, every=every, delay=delay, alpha=alpha)
         self._model = model
@@ -93,9 +98,15 @@ class SemiSync:
         All replicas then have the same bits. No outer optimizer has a part in it.
 
         Raises:
+            RuntimeError: replicas are to begin with rank 0's parameters, and have not begun.
             CollectiveTimeoutError: a replica did not come in time.
             HybridcompError: the average failed, here or on another replica.
         """
+        if not self._agreed:  # what is averaged is how parameters differ from what all have agreed on
+            raise RuntimeError(
+                f"average() of this {type(self).__name__} comes before its first with, which gives all replicas rank "
+                "0's parameters: enter it, or make it with init_sync=False where they are alike already"
+            )
         self._sync.average()
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,6 +120,9 @@ class SemiSync:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state that :meth:`state_dict` returned; training goes on with the same bits.
+
+        It waits for averages under way, and drops them. They change the memory of error feedback until then: load that
+        afterwards.
 
         Raises:
             ValueError: the state is of another model, or of a schedule whose outer steps under way this has not.
@@ -139,3 +153,21 @@ class SemiSync:
 
 def _policy_of(policy: PolicyLike | None) -> Policy:
     return load_policy(policy) if policy is not None else chosen_policy() or load_policy(_DEFAULT)
+
+
+def _check_feedback(policy: Policy, axis: str) -> None:
+    """Check that messages stand for the differences of parameters, as all forms' do that have no momentum.
+
+    Raises:
+        PolicyError: they do not; says what is allowed.
+    """
+    for step in policy.changes:
+        # A matrix, as some codecs take no vector, with a name that no pattern of exclude has but one for all names.
+        shape = 2**19, 2**19
+        message = Message(axis, "all_reduce", "backward", DType.FLOAT32, 2**40, "", step, shape)
+        feedback = policy.choose(message).feedback
+        if feedback is not None and parse_form(feedback).options.get("momentum"):
+            raise PolicyError(
+                f"policy {policy.name}: feedback {feedback} of {axis} has momentum, and replicas send differences of "
+                'parameters, of which it would make others: give feedback = "ef", "loco" or "ef21"'
+            )

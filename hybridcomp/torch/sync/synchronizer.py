@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hybridcomp.torch.hook.averager import Averager
 from hybridcomp.torch.registry import registry
-from hybridcomp.torch.sync.cutting import Parameters
+from hybridcomp.torch.sync.cutting import Parameters, is_count
 from hybridcomp.torch.sync.fragment import Fragment
 
 MakeOuter = Callable[[Mapping[str, nn.Parameter]], torch.optim.Optimizer]
@@ -91,17 +91,21 @@ class Synchronizer:
             if fragment.under_way:
                 fragment.update(self.outer, self._alpha)
 
-    def average(self) -> None:
+    def average(self, *, untouched: bool = False) -> None:
         """Average all parameters over the replicas now, without the outer optimizer, whose momentum stays as it is.
 
-        All replicas then have the global values, and the same bits. Outer steps under way are ended before; a fragment
-        that has just been given the global values stays as it is. Collective.
+        All replicas then have the global values, and the same bits. Outer steps under way are ended before. Collective.
+
+        Args:
+            untouched: whether nothing has changed a parameter on any replica since the last inner step was counted: a
+                fragment that was given the global values after it then stays as it is.
 
         Raises:
             HybridcompError: see :meth:`advance`.
         """
         alike = [
-            not self._alpha and self._since_start(fragment) == self._delay for fragment in self.fragments
+            untouched and not self._alpha and self._since_start(fragment) == self._delay
+            for fragment in self.fragments
         ]
         self.finish()
         apart = [fragment for fragment, same in zip(self.fragments, alike, strict=True) if not same]
@@ -156,7 +160,7 @@ class Synchronizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state that :meth:`state_dict` returned.
+        """Load the state that :meth:`state_dict` returned; wait for averages under way, and drop them.
 
         Raises:
             ValueError: the state is of other parameters, or of a schedule whose outer steps under way this has not.
@@ -167,6 +171,8 @@ class Synchronizer:
         waiting = [fragment for fragment, waits in zip(self.fragments, under_way, strict=True) if waits]
         expected = {name: tensor for fragment in waiting for name, tensor in fragment.differences.items()}
         _check_names("outer gradients under way", arrived, expected)
+        for fragment in self.fragments:
+            fragment.drop()
         self.resume(int(state["step"]), under_way)
         self.outer.load_state_dict(copy.deepcopy(state["outer"]))
         with torch.no_grad():
@@ -192,8 +198,14 @@ def check_schedule(every: int, fragments: int, delay: int, alpha: float) -> None
     """Check the numbers of a schedule.
 
     Raises:
-        ValueError: one is out of its range; says which it has.
+        ValueError: one is out of its range, or counts steps and is no integer; says which it has.
     """
+    for name, value, allowed in (
+        ("every", every, "at least 1"),
+        ("fragment_sync_delay", delay, "from 0 and below every"),
+    ):
+        if not is_count(value):
+            raise ValueError(f"{name} must be an integer, {allowed}, not {value!r}")
     if every < 1:
         raise ValueError(f"every must be at least 1, not {every}")
     if not 1 <= fragments <= every:

@@ -1,7 +1,7 @@
 """Train replicas apart, each by an optimizer of its own; a subclass says when and how they synchronise.
 
 Nothing else passes between replicas. Each clips its gradient by its own norm, and the ranks' reports of their steps
-travel when replicas meet.
+travel when replicas meet, and every :data:`REPORT_EVERY` steps: a rank that is asked to stop is heard no later.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ from hybridcomp.train.parallel.stages import RankModel
 from hybridcomp.train.topology import Topology
 
 _LOSS, _NORM, _STOP, _COUNTERS = range(4)  # columns of a report
+
+REPORT_EVERY = 10
+"""Steps from one report of all ranks to the next, however rarely replicas meet."""
+
+
+def reports(step: int, *, last: bool) -> bool:
+    """Tell whether all ranks report after a step, from 0, whether or not replicas have met."""
+    return last or (step + 1) % REPORT_EVERY == 0
 
 
 class ApartUpdater(Updater):
@@ -66,7 +74,7 @@ class ApartUpdater(Updater):
             last: see :meth:`hybridcomp.train.pipelines.Schedule.train`.
 
         Returns:
-            The results of the steps since the last reports, where replicas have met, or ``last``; else none.
+            The results of the steps since the last reports, where there are new ones; else none.
         """
         self.complete_gradients()
         norm = self._replica_norm()
@@ -74,7 +82,7 @@ class ApartUpdater(Updater):
         met = self.synchronise(step, last=last)
         counters = self._traffic()
         self._told.append([loss, norm, float(self._stop_requested()), *counters.flatten().tolist()])
-        return self._results(step) if last or met else []
+        return self._results(step) if met or reports(step, last=last) else []
 
     def _replica_norm(self) -> float:
         """Compute the norm of this replica's gradient, alike on all its ranks; collective over tp and pp."""

@@ -21,8 +21,8 @@ from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.optimizer.synced import SyncedUpdater
 from hybridcomp.train.optimizer.update import Replicas, Result
 from hybridcomp.train.parallel.stages import RankModel
-from hybridcomp.train.shares import Shares, decide, parse_shares, read_shares
-from hybridcomp.train.sync import Elastic
+from hybridcomp.train.shares import Shares, decide, parse_shares
+from hybridcomp.train.sync import Elastic, frozen_shares
 from hybridcomp.train.topology import Topology
 
 
@@ -53,8 +53,7 @@ class ElasticUpdater(SyncedUpdater):
     ) -> None:
         super().__init__(how, model, policy, config, topology, traffic, stop_requested)
         self._least, self._gain = how.least, how.gain
-        about = config.dp, config.micro_batches
-        self._frozen = read_shares(how.frozen, *about) if how.frozen else []
+        self._frozen = frozen_shares(config)
         self._adapts = not (how.frozen or how.shares)
         shares = parse_shares(how.shares) if how.shares else (config.micro_batches,) * config.dp
         # Both are in checkpoints: the present shares, and the replicas' micro-batches since the last merge.

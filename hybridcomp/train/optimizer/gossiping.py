@@ -27,15 +27,12 @@ from hybridcomp.train.gossip.neighbours import Neighbours
 from hybridcomp.train.gossip.powergossip import PowerGossip
 from hybridcomp.train.gossip.rules import PlainGossip, Rule, Tensors
 from hybridcomp.train.gossip.window import Window
-from hybridcomp.train.optimizer.apart import ApartUpdater
+from hybridcomp.train.optimizer.apart import ApartUpdater, reports
 from hybridcomp.train.optimizer.spread import VALUES, Sample
 from hybridcomp.train.optimizer.update import Replicas
 from hybridcomp.train.parallel.stages import RankModel
 from hybridcomp.train.sync import Event, Gossip
 from hybridcomp.train.topology import Topology
-
-REPORT_EVERY = 10
-"""Steps from one report of all ranks to the next: in between, a replica hears of its neighbours alone."""
 
 
 class GossipUpdater(ApartUpdater):
@@ -79,7 +76,7 @@ class GossipUpdater(ApartUpdater):
         """Mix with neighbours, see :class:`ApartUpdater`; all replicas meet for a report alone."""
         if (step + 1) % self._every == 0:
             self.rule.mix(step)
-        met = last or (step + 1) % REPORT_EVERY == 0
+        met = reports(step, last=last)
         if met:
             self._sample.take()
         if step + 1 == self._config.steps:

@@ -79,7 +79,7 @@ class SyncedUpdater(ApartUpdater):
         """Start and end the outer steps that are due, see :class:`ApartUpdater`."""
         self._sync.advance()
         if step + 1 == self._config.steps:
-            self._sync.average()
+            self._sync.average(untouched=True)
         if last:
             self._sync.arrived()  # its bytes count as training's, not as those of what follows
         return self._sync.met

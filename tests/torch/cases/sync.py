@@ -170,6 +170,26 @@ def case_resumes_with_the_same_bits() -> None:
             assert all(torch.equal(got[name], expected[name]) for name in expected), (backend, stop)
 
 
+def case_going_back_drops_what_is_under_way() -> None:
+    """The last replica is late for an average that the others have under way when they load an earlier state."""
+    model = net()
+    inner = adam(model)
+    with hct.DiLoCo(model, inner, every=4, fragment_sync_delay=3, policy="none") as context:
+        train(model, inner, range(1, 6))  # the average of step 4 is under way until step 7
+        saved = copy.deepcopy((context.state_dict(), model.state_dict(), inner.state_dict()))
+        train(model, inner, range(6, 8))
+        expected = values(model)
+        MPI.COMM_WORLD.Barrier()
+        if dist.get_rank() == dist.get_world_size() - 1:
+            time.sleep(0.5)
+        train(model, inner, range(8, 9))  # starts one
+        for what, state in zip((context, model, inner), saved, strict=True):
+            what.load_state_dict(state)
+        train(model, inner, range(6, 8))
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in values(model).items())
+    assert_same_everywhere(values(model))
+
+
 def case_an_outer_optimizer_of_ones_own() -> None:
     """Any optimizer of torch's, with its groups and its schedule; the fragments are modules."""
     model = net()
@@ -281,6 +301,32 @@ def case_average_ends_with_one_model() -> None:
         train(model, inner, range(7, 9))
 
 
+def case_average_has_what_has_changed_since_the_last_step() -> None:
+    """Whether within the context, where the last step has just averaged, or after it."""
+    ranks = dist.get_world_size()
+    mean = (2**ranks - 1) / ranks  # no rank's own
+    for kind in (hct.LocalSGD, hct.DiLoCo):
+        model = net()
+        inner = adam(model)
+        context = kind(model, inner, every=2, policy="none")
+        with pytest.raises(RuntimeError, match="before its first with, which gives all replicas rank 0's"):
+            context.average()
+        with context:
+            train(model, inner, range(1, 3))
+            before = values(model)
+            model[0].bias.data += 2 ** dist.get_rank()
+            context.average()
+            assert_close(values(model), before | {"0.bias": before["0.bias"] + mean}, 1e-12)
+            assert_same_everywhere(values(model))
+        train(model, inner, range(3, 4))
+        assert len(set(MPI.COMM_WORLD.allgather(values(model)["0.weight"].sum().item()))) > 1
+        context.average()
+        assert_same_everywhere(values(model) | agreed(context))
+    alike = net()
+    hct.LocalSGD(alike, every=2, policy="none", init_sync=False).average()
+    assert_close(values(alike), values(net()), 1e-12)
+
+
 def case_leaving_ends_what_is_under_way() -> None:
     for error in (None, KeyError):
         model = net()
@@ -332,6 +378,7 @@ def case_a_late_replica_is_told() -> None:
     context = hct.DiLoCo(model, inner, every=2, fragment_sync_delay=1, policy="int8", process_group=ours)
     with context:
         train(model, inner, range(1, 4))  # makes the communicator
+        earlier = context.state_dict()
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), ours)
         before = values(model)
         if dist.get_rank() == last:
@@ -346,4 +393,5 @@ def case_a_late_replica_is_told() -> None:
             assert "all_reduce" in str(error), error
             MPI.COMM_WORLD.Barrier()
         assert not torch.equal(values(model)["0.weight"], before["0.weight"])  # steps went on to the update
-        context._sync.fragments[0].under_way = False  # its average will never come
+        context.load_state_dict(earlier)  # drops the average, which will never come
+        assert not context.state_dict()["arrived"]
