@@ -30,13 +30,7 @@ def check_config(config: TrainConfig) -> None:
     for name in natural.split():
         if not getattr(config, name) >= 0:
             raise ConfigError(f"{name} must not be negative, as {getattr(config, name)} is")
-    for name in ("weight_decay", "min_lr", "balance_loss"):
-        if math.isinf(getattr(config, name)):
-            raise ConfigError(f"{name} must be finite, not {getattr(config, name)}")
-    if config.seed >= 2**63:
-        raise ConfigError(f"seed must be below 2**63, not {config.seed}")
-    if config.timeout > MOST_SECONDS:
-        raise ConfigError(f"timeout must be at most {MOST_SECONDS:.0e} s, not {config.timeout}")
+    _check_largest(config)
     for name in ("beta1", "beta2", "momentum"):
         if not 0 <= getattr(config, name) < 1:
             raise ConfigError(f"{name} must be at least 0 and below 1, not {getattr(config, name)}")
@@ -246,8 +240,8 @@ def check_policy(config: TrainConfig, policy: Policy) -> None:
     """
     if policy.adapts and config.tp > 1:
         raise ConfigError(
-            f"policy {policy.name} adapts codecs, and with tp ({config.tp}) above 1 the ranks of a replica would decide "
-            "apart and their copies of embeddings and norms drift: take tp 1, steps = {...}, or decisions of a file"
+            f"policy {policy.name} adapts codecs, and with tp ({config.tp}) above 1 ranks of a replica would decide "
+            "apart and their copies of embeddings and norms drift: take tp 1, steps = {...}, or a file's decisions"
         )
     if config.recompute == "none" or config.tp == 1:
         return
@@ -273,6 +267,16 @@ def check_policy(config: TrainConfig, policy: Policy) -> None:
                 f"recompute blocks with schedule 2bw needs messages of tp that are the same in every step: "
                 f"policy {policy.name} has {what} for {op} there"
             )
+
+
+def _check_largest(config: TrainConfig) -> None:
+    for name in ("weight_decay", "min_lr", "balance_loss"):
+        if math.isinf(getattr(config, name)):
+            raise ConfigError(f"{name} must be finite, not {getattr(config, name)}")
+    if config.seed >= 2**63:
+        raise ConfigError(f"seed must be below 2**63, not {config.seed}")
+    if config.timeout > MOST_SECONDS:
+        raise ConfigError(f"timeout must be at most {MOST_SECONDS:.0e} s, not {config.timeout}")
 
 
 def _check_schedule(config: TrainConfig) -> None:

@@ -64,6 +64,8 @@ def test_a_file_is_for_decisions_of_one_group(tmp_path: Path, more):
 def test_the_ranks_of_a_replica_would_decide_apart(tmp_path: Path):
     policy = tmp_path / "policy.toml"
     policy.write_text(SIDCO.replace("MORE", ""))
-    with pytest.raises(ConfigError, match=r"adapts codecs, and with tp \(2\) above 1 the ranks of a replica would"):
+    with pytest.raises(
+        ConfigError, match=r"adapts codecs, and with tp \(2\) above 1 ranks of a replica would"
+    ):
         read_policy(TrainConfig(policy=str(policy), dp=2, tp=2))
     read_policy(TrainConfig(policy=str(policy), dp=2, pp=2))

@@ -329,7 +329,9 @@ def test_a_sum_of_another_size_or_type_keeps_the_memory():
     x = common.gaussian(100)
     feedback.encode(x, KEY)
     for wrong in (np.zeros(100), np.zeros(99, np.float32)):
-        with pytest.raises(ValueError, match=r"the sum under .* has \d+ float(32|64), and its memory has 100 float32"):
+        with pytest.raises(
+            ValueError, match=r"the sum under .* has \d+ float(32|64), and its memory has 100 float32"
+        ):
             feedback.accumulate(KEY, wrong)
     estimate = feedback.accumulate(KEY, hc.decode(feedback.encode(x, KEY)))
     assert np.abs(estimate).max() > 0
