@@ -110,7 +110,7 @@ class Place(NamedTuple):
 
     @property
     def in_kernel(self) -> bool:
-        """Whether the code is the kernel's."""
+        """Tell whether the code is the kernel's."""
         return self.library.startswith(("[kernel", "[guest.kernel")) or self.library.endswith(
             (".ko", ".ko.xz")
         )

@@ -10,10 +10,11 @@ import dataclasses
 import numpy as np
 
 from hybridcomp.arrays import DType
-from hybridcomp.codecs import Codec, get_codec, parse_form
-from hybridcomp.errors import ConfigError, PolicyError
+from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.errors import ConfigError
 from hybridcomp.policy import PHASES, Message, Policy, Rule
 from hybridcomp.policy.auto.spec import axes_of
+from hybridcomp.policy.momentum import check_differences, feedback_with_momentum
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.sync import DiLoCo, parse_sync
 
@@ -60,11 +61,8 @@ def check_techniques(policy: Policy, config: TrainConfig) -> None:
             "the next step: take 1f1b, gpipe or interleaved, or leave it out"
         )
     sync = None if config.sync is None else parse_sync(config.sync)
-    if isinstance(sync, DiLoCo) and (feedback := _with_momentum(policy, "all_reduce")) is not None:
-        raise PolicyError(
-            f"policy {policy.name}: feedback {feedback} of dp has momentum, and with sync {config.sync} replicas send "
-            'differences of parameters, of which it would make others: give feedback = "ef", "loco" or "ef21"'
-        )
+    if isinstance(sync, DiLoCo):
+        check_differences(policy, "dp", f"with sync {config.sync} ")
 
 
 def concerns(policy: Policy, config: TrainConfig) -> list[str]:
@@ -102,26 +100,13 @@ def _momentum_twice(policy: Policy, config: TrainConfig) -> list[str]:
     if config.dp == 1 or config.sync is not None or not own:
         return []
     op = "reduce_scatter" if config.shard == "zero1" else "all_reduce"
-    feedback = _with_momentum(policy, op)
+    feedback = feedback_with_momentum(policy, "dp", op)
     if feedback is None:
         return []
     return [
         f"policy {policy.name}: gradients over dp have momentum before compression (feedback {feedback}), and "
         f"optimizer {config.optimizer} adds its own: it is made for --optimizer sgd --momentum 0"
     ]
-
-
-def _with_momentum(policy: Policy, op: str) -> str | None:
-    """Return the feedback of an operation over dp, if it has momentum in some step."""
-    for step in policy.changes:
-        # A matrix, as some codecs take no vector, with a name that no pattern of exclude has but one for all names.
-        message = Message(
-            "dp", op, "backward", DType.FLOAT32, 2**40, name="", step=step, shape=(2**19, 2**19)
-        )
-        feedback = policy.choose(message).feedback
-        if feedback is not None and parse_form(feedback).options.get("momentum"):
-            return feedback
-    return None
 
 
 def _zeros(policy: Policy, config: TrainConfig) -> list[str]:

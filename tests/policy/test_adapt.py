@@ -1,4 +1,4 @@
-"""How much a rule's codec keeps is decided anew from figures on which all ranks agree."""
+"""Test decisions about a rule's codec, made from figures on which all ranks agree."""
 
 from __future__ import annotations
 

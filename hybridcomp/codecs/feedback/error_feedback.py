@@ -273,9 +273,9 @@ class ErrorFeedback:
             return device.accumulate(self, decoded_sum, key, form)
         flat = arrays.flatten(decoded_sum)
         if known is not None and (known.n, known.kind) != (flat.size, flat.dtype.accumulator):
+            found = f"{flat.size} {flat.dtype.accumulator.label}"
             raise ValueError(
-                f"the sum under {key} has {flat.size} {flat.dtype.accumulator.label}, and its memory has {known.n} "
-                f"{known.kind.label}"
+                f"the sum under {key} has {found}, and its memory has {known.n} {known.kind.label}"
             )
         memory = self.memory(key, flat.size, flat.dtype, form)
         assert isinstance(memory, EstimateMemory)

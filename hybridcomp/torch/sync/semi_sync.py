@@ -11,10 +11,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from hybridcomp.arrays import DType
-from hybridcomp.codecs import parse_form
-from hybridcomp.errors import PolicyError
-from hybridcomp.policy import Message, Policy, load_policy
+from hybridcomp.policy import Policy, load_policy
+from hybridcomp.policy.momentum import check_differences
 from hybridcomp.torch.backend.options import PolicyLike, chosen_policy
 from hybridcomp.torch.hook.averager import Averager
 from hybridcomp.torch.replicas import copy_from_first
@@ -53,7 +51,7 @@ class SemiSync:
             PolicyError: the policy cannot be read, or has feedback with momentum.
         """
         chosen = _policy_of(policy)
-        _check_feedback(chosen, axis)
+        check_differences(chosen, axis)
         averager = Averager(chosen, kind="sync", axis=axis, group=process_group)
         parts = cut(model, fragments)
         self._sync = Synchronizer(parts, averager, make_outer, every=every, delay=delay, alpha=alpha)
@@ -153,21 +151,3 @@ class SemiSync:
 
 def _policy_of(policy: PolicyLike | None) -> Policy:
     return load_policy(policy) if policy is not None else chosen_policy() or load_policy(_DEFAULT)
-
-
-def _check_feedback(policy: Policy, axis: str) -> None:
-    """Check that messages stand for the differences of parameters, as all forms' do that have no momentum.
-
-    Raises:
-        PolicyError: they do not; says what is allowed.
-    """
-    for step in policy.changes:
-        # A matrix, as some codecs take no vector, with a name that no pattern of exclude has but one for all names.
-        shape = 2**19, 2**19
-        message = Message(axis, "all_reduce", "backward", DType.FLOAT32, 2**40, "", step, shape)
-        feedback = policy.choose(message).feedback
-        if feedback is not None and parse_form(feedback).options.get("momentum"):
-            raise PolicyError(
-                f"policy {policy.name}: feedback {feedback} of {axis} has momentum, and replicas send differences of "
-                'parameters, of which it would make others: give feedback = "ef", "loco" or "ef21"'
-            )

@@ -302,7 +302,7 @@ def case_average_ends_with_one_model() -> None:
 
 
 def case_average_has_what_has_changed_since_the_last_step() -> None:
-    """Whether within the context, where the last step has just averaged, or after it."""
+    """Average within the context, where the last step has just averaged, and after it."""
     ranks = dist.get_world_size()
     mean = (2**ranks - 1) / ranks  # no rank's own
     for kind in (hct.LocalSGD, hct.DiLoCo):
