@@ -262,3 +262,11 @@ def test_plain_blocks_are_encoded_in_one_pass(form: str, spec: str, kernel: str)
     new = [name for name in launches[before:] if name.startswith(("feedback", "encode", "decode"))]
     rest = {"ef": ["feedback_exchange"], "loco": ["feedback_commit", "feedback_commit"]}[form]
     assert [name for name in new if name != "feedback_point"] == [kernel, *rest]
+
+
+def test_a_sum_of_another_size_or_type_is_refused() -> None:
+    feedback = hc.ErrorFeedback("int8", "ef21")
+    feedback.encode(common.to_device(common.values("gaussian", 100, "float32")), KEY)
+    for wrong in (np.zeros(100), np.zeros(99, np.float32)):
+        with pytest.raises(ValueError, match=r"the sum under .*, and its memory has 100 float32"):
+            feedback.accumulate(KEY, common.to_device(wrong))

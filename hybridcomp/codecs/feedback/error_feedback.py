@@ -268,15 +268,14 @@ class ErrorFeedback:
         form = known.form if self.form is None and known is not None else self._form(None)
         if form.name != EstimateMemory.name:
             return decoded_sum
-        if arrays.on_device(decoded_sum):
-            device = device_codecs()
-            return device.accumulate(self, decoded_sum, key, form)
-        flat = arrays.flatten(decoded_sum)
+        flat = arrays.flatten(decoded_sum, device=arrays.on_device(decoded_sum))
         if known is not None and (known.n, known.kind) != (flat.size, flat.dtype.accumulator):
             found = f"{flat.size} {flat.dtype.accumulator.label}"
             raise ValueError(
                 f"the sum under {key} has {found}, and its memory has {known.n} {known.kind.label}"
             )
+        if arrays.on_device(decoded_sum):
+            return device_codecs().accumulate(self, decoded_sum, key, form)
         memory = self.memory(key, flat.size, flat.dtype, form)
         assert isinstance(memory, EstimateMemory)
         return arrays.like(memory.add(flat.data), flat).reshape(flat.shape)
