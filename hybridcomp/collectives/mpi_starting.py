@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
@@ -22,8 +21,10 @@ from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.post_queue import PostTicket
 from hybridcomp.collectives.execution.progress import Request, engine
 from hybridcomp.collectives.execution.steps import Ready, Steps
+from hybridcomp.collectives.figures import Figures
+from hybridcomp.collectives.gathering import gather
 from hybridcomp.collectives.session import Session
-from hybridcomp.collectives.starting import Figures, Operands, OperationStarter
+from hybridcomp.collectives.starting import Operands, OperationStarter
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.errors import CodecMismatchError
@@ -57,25 +58,9 @@ class MpiStarter(Session, OperationStarter[Request]):
         return self._execute(program, key.codec, call(), Operands(data, data), feedback=feedback)
 
     def gather_figures(self, values: Figures) -> Callable[[], Figures]:
-        """Start to gather each rank's values: see :meth:`.OperationStarter.gather_figures`."""
-        send = np.ascontiguousarray(values, np.float64)
-        received = np.empty((self.size, send.size), np.float64)
-
-        def steps() -> Steps:
-            with self._transport.post_queue.take().held() as ticket:
-                yield from native(lambda: self.mpi.Iallgather(send, received), ticket)
-
-        noted, self.on_start = self.on_start, None  # this is not one of the caller's operations
-        try:
-            request = self._start(steps(), self._plain_call("figures", 0, 0), counted=False)
-        finally:
-            self.on_start = noted
-
-        def wait() -> Figures:
-            request.wait()
-            return received
-
-        return wait
+        """Start to gather the deciding ranks' values: see :meth:`.OperationStarter.gather_figures`."""
+        larger = self._automatic.together
+        return gather(self, values) if larger is None else gather(larger, values, compare=True)
 
     def _reserve(self) -> Any:
         """Reserve the tags or numbers for the messages of one sum, in program order."""

@@ -6,9 +6,6 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.codecs.device.driver import has_driver
@@ -23,6 +20,7 @@ from hybridcomp.collectives.device.through_host import Extents as ByteExtents
 from hybridcomp.collectives.device.through_host import through_host
 from hybridcomp.collectives.execution.completion import Completion
 from hybridcomp.collectives.execution.steps import Steps
+from hybridcomp.collectives.figures import Figures
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.device import DeviceArray
@@ -35,9 +33,6 @@ Started = TypeVar("Started", bound=Completion)
 
 # An algorithm of this package, called with a carrier, send and receive buffers, and error-feedback memory or None.
 Algorithm = Callable[[Carrier, Any, Any, Any], Steps]
-
-
-Figures = npt.NDArray[np.float64]
 
 
 class Operands(NamedTuple):
@@ -84,14 +79,22 @@ class OperationStarter(abc.ABC, Generic[Started]):
 
     @abc.abstractmethod
     def gather_figures(self, values: Figures) -> Callable[[], Figures]:
-        """Start to gather each rank's values, beside the operations that have been started; collective.
+        """Start to gather the values of all ranks that decide together, beside the operations that have been started.
+
+        Collective over these ranks.
 
         Args:
             values: float64 [n], with the same n on all ranks.
 
         Returns:
-            Function that waits for the values of all ranks and returns them: float64 [ranks, n].
+            Function that waits for the values of all ranks and returns them: float64 [ranks, n]. Where groups decide
+            together it raises :class:`~hybridcomp.errors.MismatchError` if their ``n`` differ.
         """
+
+    @property
+    @abc.abstractmethod
+    def deciding(self) -> int:
+        """Return the number of ranks that decide together: those of a larger communicator, or those that take part."""
 
     @property
     @abc.abstractmethod

@@ -38,6 +38,7 @@ from hybridcomp.torch.reshard import reshard_state
 from hybridcomp.torch.streaming import StreamedLayers, StreamedSGD, stream_linear
 from hybridcomp.torch.sync import DiLoCo, LocalSGD
 from hybridcomp.torch.tensorboard import StatsWriter
+from hybridcomp.torch.together import decide_together
 from hybridcomp.trace import start as start_trace
 from hybridcomp.trace import stop as stop_trace
 
@@ -56,6 +57,7 @@ __all__ = [
     "TablePlan",
     "comm_hook",
     "compress_fsdp",
+    "decide_together",
     "decisions",
     "homogenization_index",
     "in_phase",

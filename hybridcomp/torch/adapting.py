@@ -59,7 +59,7 @@ class Adapting:
         self._adaptation: Adaptation | None = None
         rule = policy.adapting(axis, op)
         if rule is not None and rule.adapt is not None and comm.size > 1:
-            _require_one_group(rule.adapt, axis, op, comm.size)
+            _require_one_group(rule.adapt, axis, op, comm.deciding)
             _made[axis, op] += 1
             self.asked = self._adaptation = Adaptation(
                 rule.adapt,
@@ -128,13 +128,12 @@ class Adapting:
 
 
 def _require_one_group(adapt: Adapt, axis: str, op: str, size: int) -> None:
-    """Check that rank 0 knows all decisions that a file is to have: those of one group of all ranks."""
+    """Check that rank 0 knows all decisions that a file is to have: those that all ranks make together."""
     ranks = dist.get_world_size()
     if adapt.freeze is not None and size < ranks:
         raise PolicyError(
-            f"decisions of {axis}.{op} are to be written to {adapt.freeze}, and this group has {size} of {ranks} "
-            "ranks: other groups decide apart. Write no file (freeze, HYBRIDCOMP_FREEZE), or adapt in a group of all "
-            "ranks"
+            f"decisions of {axis}.{op} are to be written to {adapt.freeze}, and {size} of {ranks} ranks make them: "
+            "other groups decide apart. Write no file (freeze, HYBRIDCOMP_FREEZE), or adapt in a group of all ranks"
         )
 
 

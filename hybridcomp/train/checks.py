@@ -235,14 +235,8 @@ def check_policy(config: TrainConfig, policy: Policy) -> None:
     """Check that the policy suits the configuration.
 
     Raises:
-        ConfigError: a block that is computed again would not get the messages that it got before, or the copies of a
-            parameter that tp does not split would be compressed by decisions of their own.
+        ConfigError: a block that is computed again would not get the messages that it got before.
     """
-    if policy.adapts and config.tp > 1:
-        raise ConfigError(
-            f"policy {policy.name} adapts codecs, and with tp ({config.tp}) above 1 ranks of a replica would decide "
-            "apart and their copies of embeddings and norms drift: take tp 1, steps = {...}, or a file's decisions"
-        )
     if config.recompute == "none" or config.tp == 1:
         return
     measured = policy.decides and "tp" not in policy.axes

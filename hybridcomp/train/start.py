@@ -81,11 +81,10 @@ def _named_policy(config: TrainConfig) -> Policy:
             f"freeze {config.freeze} is for choices of auto, or of rules with adapt, and policy {policy.name} makes "
             "none: give --policy auto, or leave --freeze out"
         )
-    if policy.adapts and not policy.decides and config.pp * config.tp > 1:
+    if policy.adapts and not policy.decides and config.pp > 1:
         raise ConfigError(
-            f"freeze {config.freeze}: with pp {config.pp} and tp {config.tp} the replicas of each part of the model "
-            "decide apart, and only decisions of one group of all ranks can be written: leave out --freeze, or pp and "
-            "tp"
+            f"freeze {config.freeze}: with pp {config.pp} the replicas of each stage decide apart, and only decisions "
+            "of all ranks together can be written: leave out --freeze, or pp"
         )
     if not (folder := Path(config.freeze).absolute().parent).is_dir():
         raise ConfigError(f"freeze {config.freeze}: there is no folder {folder}")

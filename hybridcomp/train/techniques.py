@@ -68,31 +68,11 @@ def check_techniques(policy: Policy, config: TrainConfig) -> None:
 def concerns(policy: Policy, config: TrainConfig) -> list[str]:
     """List warnings about a run's policy.
 
-    They concern momentum that is applied twice, zeros that are sent, copies of parameters that may be compressed apart,
-    and gradients of activations that are too coarse.
+    They concern momentum that is applied twice, zeros that are sent, and gradients of activations that are too coarse.
     These gradients need the finer codec of the two (arXiv:2401.07788), unless error feedback makes up for it: sends of
     a pipeline have it, sums over tp, whose messages have no names, have not.
     """
-    return [
-        *_momentum_twice(policy, config),
-        *_zeros(policy, config),
-        *_decided_apart(policy, config),
-        *_coarse(policy, config),
-    ]
-
-
-def _decided_apart(policy: Policy, config: TrainConfig) -> list[str]:
-    """Warn of ranks of a replica whose dp groups measure, and decide, for themselves."""
-    if config.tp == 1 or config.dp == 1 or not policy.decides or "dp" in policy.axes:
-        return []
-    op = "reduce_scatter" if config.shard == "zero1" else "all_reduce"
-    if all(codec.lossless for codec in policy.codecs("dp", op)):
-        return []
-    return [
-        f"policy {policy.name}: with tp {config.tp} ranks of a replica measure for themselves what dp takes, and may "
-        "compress their copies of embeddings and norms differently, which then drift apart: name a policy such as "
-        "hybrid, or take dp=exact"
-    ]
+    return [*_momentum_twice(policy, config), *_zeros(policy, config), *_coarse(policy, config)]
 
 
 def _momentum_twice(policy: Policy, config: TrainConfig) -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from hybridcomp.train.config import AXES
+import hybridcomp.torch as hct
+from hybridcomp.policy import Policy
+from hybridcomp.train.config import AXES, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -61,3 +65,37 @@ def make_topology(dp: int, pp: int, tp: int) -> Topology:
     mesh = init_device_mesh("cpu", (pp, dp, tp), mesh_dim_names=AXES)
     places = {axis: mesh.get_local_rank(axis) for axis in AXES}
     return Topology(mesh, places["pp"], places["dp"], places["tp"])
+
+
+def make_groups(ranks: Iterable[Sequence[int]], axis: str, timeout: float) -> dist.ProcessGroup | None:
+    """Make process groups; collective over all ranks.
+
+    Args:
+        ranks: ranks of each group.
+        axis: mesh axis that the groups span, for policies and statistics.
+        timeout: seconds that an operation may take.
+
+    Returns:
+        The group that this rank is in, if any.
+    """
+    seconds, own = datetime.timedelta(seconds=timeout), None
+    for members in ranks:
+        group = dist.new_group(list(members), seconds, group_desc=axis)
+        own = group if dist.get_rank() in members else own
+    return own
+
+
+def decide_together(topology: Topology, config: TrainConfig, policy: Policy) -> None:
+    """Have the dp groups of a replica's ranks decide together, if the policy decides; collective over all ranks.
+
+    The ranks of tp hold copies of the parameters that are not split, and each sums their gradients in its own dp group.
+    """
+    if config.tp == 1 or config.dp == 1 or not (policy.decides or policy.adapts):
+        return
+    stages = [
+        [topology.rank_of(pp, dp, tp) for dp in range(config.dp) for tp in range(config.tp)]
+        for pp in range(config.pp)
+    ]
+    larger = make_groups(stages, "mesh_dp_tp", config.timeout)
+    assert larger is not None
+    hct.decide_together(topology.group("dp"), larger)

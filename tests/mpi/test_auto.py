@@ -175,3 +175,29 @@ def test_defaults_that_differ_between_hosts_are_rank_zeros(monkeypatch, tmp_path
     comm = hc.Communicator(WORLD, timeout=30.0)
     verdict(comm.policy.name == "auto", comm.policy.name)
     comm.Free()
+
+
+def test_groups_decide_together():
+    """Groups of one rank decide nothing, and unlike groups are refused on all ranks."""
+    larger = hc.Communicator(Hosts(WORLD, range(WORLD.size)), "auto", "dp_tp", timeout=30.0)
+    alone = WORLD.Split(WORLD.rank)
+    comm = hc.Communicator(alone, "auto", "dp", timeout=30.0)
+    comm.decide_together(larger)
+    verdict(comm.deciding == WORLD.size and comm.decider is None)
+    whole = hc.Communicator(Hosts(WORLD, range(WORLD.size)), "auto", "dp", timeout=30.0)
+    whole.decide_together(larger)
+    out = np.empty(N, np.float32)
+    for step in range(STEPS):
+        whole.Allreduce(gaussian(N, seed=step % 5), out, name="w")
+    verdict(alike(whole) and identical(out))
+    halves = hc.Communicator(WORLD.Split(WORLD.rank % 2), "auto", "dp", timeout=30.0)
+    if WORLD.size > 1:
+        with pytest.raises(ValueError, match=r"lacks rank \d of the group of its rank 0"):
+            whole.decide_together(comm)
+    if WORLD.size % 2 and WORLD.size > 1:
+        with pytest.raises(
+            ValueError, match=f"that of rank 0 has {(WORLD.size + 1) // 2}, that of rank 1 has"
+        ):
+            halves.decide_together(larger)
+    for each in (halves, whole, comm, larger):
+        each.Free()

@@ -52,20 +52,9 @@ def test_decisions_of_rare_averages_are_shown_at_steps_of_training(tmp_path: Pat
     assert {one["step"] for one in made} == {3, 9}
 
 
-@pytest.mark.parametrize("more", ["pp", "tp"])
-def test_a_file_is_for_decisions_of_one_group(tmp_path: Path, more):
+def test_a_file_is_for_decisions_of_all_ranks(tmp_path: Path):
     policy = tmp_path / "policy.toml"
     policy.write_text(SIDCO.replace("MORE", ""))
-    config = TrainConfig(policy=str(policy), dp=2, freeze=str(tmp_path / "decided.toml"), **{more: 2})
-    with pytest.raises(ConfigError, match=f"{more} 2 .*decide apart, and only decisions of one group"):
+    config = TrainConfig(policy=str(policy), dp=2, freeze=str(tmp_path / "decided.toml"), pp=2)
+    with pytest.raises(ConfigError, match=r"with pp 2 .* decide apart, and only decisions of all ranks"):
         read_policy(config)
-
-
-def test_the_ranks_of_a_replica_would_decide_apart(tmp_path: Path):
-    policy = tmp_path / "policy.toml"
-    policy.write_text(SIDCO.replace("MORE", ""))
-    with pytest.raises(
-        ConfigError, match=r"adapts codecs, and with tp \(2\) above 1 ranks of a replica would"
-    ):
-        read_policy(TrainConfig(policy=str(policy), dp=2, tp=2))
-    read_policy(TrainConfig(policy=str(policy), dp=2, pp=2))

@@ -146,13 +146,6 @@ def test_schedules_that_cannot_tie(schedule):
         check_config(TrainConfig(schedule=schedule, pp=2, tie_embeddings=True))
 
 
-def test_ranks_of_a_replica_that_measure_for_themselves_are_warned_of():
-    (warning,) = concerns(load_policy("auto"), TrainConfig(dp=2, tp=2))
-    assert "with tp 2 ranks of a replica measure for themselves what dp takes" in warning
-    for policy, axes in (("auto:dp=exact", {"dp": 2, "tp": 2}), ("auto", {"dp": 2}), ("auto", {"tp": 2})):
-        assert concerns(load_policy(policy), TrainConfig(**axes)) == []
-
-
 def test_a_section_of_an_embedding_that_is_not_shared(tmp_path):
     file = tmp_path / "fused.toml"
     file.write_text("[embedding]\nfused = true")

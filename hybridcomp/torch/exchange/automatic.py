@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
+import numpy as np
+
+from hybridcomp.collectives.figures import check_figures, check_sizes
 from hybridcomp.collectives.stats import StatTable
 from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import Profile, load_profile
@@ -15,10 +17,12 @@ from hybridcomp.policy.auto.cost import Place
 from hybridcomp.policy.auto.decider import Array, Decider
 from hybridcomp.policy.auto.freeze import freezer
 from hybridcomp.policy.auto.reviews import Reviews
+from hybridcomp.torch.exchange.group import ExchangeGroup
 from hybridcomp.torch.exchange.pipeline import Pipeline
 from hybridcomp.torch.exchange.worker import Worker
 
 _SECONDS = 300.0  # longest time of an exchange of measurements
+_WHERE = "in the larger group"
 _LOCAL = "LOCAL_WORLD_SIZE"  # torchrun's: ranks of a host
 
 
@@ -32,10 +36,28 @@ class Automatic:
         group: group that moves its bytes.
     """
 
-    def __init__(self, table: StatTable, worker: Worker, pipeline: Pipeline, group: Any) -> None:
+    def __init__(self, table: StatTable, worker: Worker, pipeline: Pipeline, group: ExchangeGroup) -> None:
         self._table, self._worker, self._pipeline, self._group = table, worker, pipeline, group
+        self._together = group
         self._reviews: Reviews | None = None
         self._due = 0
+
+    def join(self, larger: ExchangeGroup, policy: Policy) -> None:
+        """Decide together with the other groups of a larger one from now on; collective over that.
+
+        Raises:
+            ValueError: the groups have unlike numbers of ranks.
+            MismatchError: the ranks' policies differ.
+        """
+        larger.check_alike(policy)
+        sizes = larger.gathered(np.array([self._group.size], np.float64))[:, 0].astype(np.int64)
+        check_sizes(sizes, _WHERE)
+        self._together = larger
+
+    @property
+    def deciding(self) -> int:
+        """Return the number of ranks that decide together."""
+        return self._together.size
 
     def begin(self, policy: Policy | None) -> Decider | None:
         """Return the decider of a policy; None where it leaves nothing to decide. Collective where it does.
@@ -46,13 +68,13 @@ class Automatic:
         size = self._group.size
         if policy is None or not policy.decides or size == 1:
             return None
-        local, profile = self._group.first_text(_own_settings()).split("\n", 1)
+        local, profile = self._together.first_text(_own_settings()).split("\n", 1)
         if not local:
             raise ConfigError(profile)
         per = next(n for n in range(min(int(local), size), 0, -1) if size % n == 0)
         known = Profile.from_bytes(profile.encode(), "rank 0's")
         decider = Decider(policy, known, Place(size, size // per, per, compiled=False))
-        if policy.auto is not None and policy.auto.freeze is not None and self._group.rank == 0:
+        if policy.auto is not None and policy.auto.freeze is not None and self._together.rank == 0:
             freezer.add(policy.auto, decider)
         self._reviews = Reviews(
             decider, lambda: [row.measured for row in self._table.rows()], self.gather, lambda: None
@@ -65,13 +87,21 @@ class Automatic:
             self._due = operation + self._reviews.review(operation)
 
     def gather(self, values: Array) -> Callable[[], Array]:
-        """Gather all ranks' values once started operations have ended; return the function that waits for them."""
+        """Gather the deciding ranks' values once started operations have ended.
+
+        Returns:
+            Function that waits for the values, and returns them: float64 [ranks, n].
+        """
         future: Future[Array] = Future()
+        together = self._together
 
         def run() -> None:
             try:
                 self._pipeline.flush()
-                future.set_result(self._group.gathered(values))
+                if together is not self._group:
+                    counts = together.gathered(np.array([values.size], np.float64))[:, 0]
+                    check_figures(counts.astype(np.int64), _WHERE)
+                future.set_result(together.gathered(values))
             except BaseException as error:  # a task must not raise
                 future.set_exception(error)
 

@@ -17,9 +17,10 @@ from hybridcomp.collectives.algorithms.schedules import OperationKey, Schedules
 from hybridcomp.collectives.data_path.carrier import STREAM_BYTES
 from hybridcomp.collectives.data_path.coding import Array
 from hybridcomp.collectives.execution.steps import Steps
+from hybridcomp.collectives.figures import Figures
 from hybridcomp.collectives.memory import together
 from hybridcomp.collectives.operations.flat_parts import remembering
-from hybridcomp.collectives.starting import Figures, Operands, OperationStarter
+from hybridcomp.collectives.starting import Operands, OperationStarter
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.collectives.transport.pools import HeapPool
 from hybridcomp.policy import Choice, Policy
@@ -109,6 +110,20 @@ class TorchCommunicator(OperationStarter[Operation]):
     def gather_figures(self, values: Figures) -> Callable[[], Figures]:
         """See :meth:`OperationStarter.gather_figures`."""
         return self._automatic.gather(values)
+
+    def decide_together(self, larger: ExchangeGroup) -> None:
+        """Decide by the figures of all ranks of a larger group: see :meth:`.Session.decide_together`.
+
+        Args:
+            larger: group of all these ranks, that nobody else uses.
+        """
+        self._automatic.join(larger, self.policy)
+        self.decider = self._automatic.begin(self.policy)
+
+    @property
+    def deciding(self) -> int:
+        """Return the number of ranks that decide together."""
+        return self._automatic.deciding
 
     @contextmanager
     def coalescing(self, plan: BatchPlan) -> Iterator[None]:

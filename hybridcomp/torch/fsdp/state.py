@@ -25,6 +25,7 @@ from hybridcomp.torch.fsdp.native import NativeCollectives
 from hybridcomp.torch.fsdp.unit import Unit
 from hybridcomp.torch.memory import Arrays
 from hybridcomp.torch.registry import registry
+from hybridcomp.torch.together import join
 
 RESIDUAL, REFERENCE, RANKS, STEP, DECIDED = "residual", "reference", "ranks", "step", "decided"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -226,12 +227,14 @@ def open_collectives(group: Any, axis: str, policy: Policy, feedback: ErrorFeedb
     comm = getattr(group, "comm", None)  # only a HybridProcessGroup has one
     if comm is None:
         beside = TorchCommunicator(ExchangeGroup(group), policy, axis, feedback, f"hybridcomp-fsdp:{axis}")
+        join(beside, group)
         return Collectives(beside, NativeCollectives(group, axis))
     from hybridcomp.collectives import Communicator  # noqa: PLC0415  (initialises MPI)
 
     duplicate = Communicator(comm.mpi, policy, axis, timeout=comm.timeout)
     duplicate.feedback = feedback
     group.beside.append(duplicate)
+    join(duplicate, group)
     return Collectives(duplicate)
 
 

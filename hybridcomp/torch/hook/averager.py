@@ -30,6 +30,7 @@ from hybridcomp.torch.hook.over_torch import TorchOperations
 from hybridcomp.torch.hook.plan import Split, make_split
 from hybridcomp.torch.memory import Arrays, pack, unpack
 from hybridcomp.torch.registry import registry
+from hybridcomp.torch.together import join
 
 Named = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes of parameters, in the order in which a buffer holds them."""
@@ -134,6 +135,7 @@ class Averager:
             if comm is None:
                 exchanges, name = ExchangeGroup(group), f"hybridcomp-{self.label}"
                 own = TorchCommunicator(exchanges, self.policy, self.axis, self.feedback, name)
+                join(own, group)
                 self.policy = own.policy
                 own.warm = self._factors
                 self._operations = TorchOperations(own, self._counts)
@@ -142,6 +144,7 @@ class Averager:
                 from hybridcomp.collectives import Communicator  # noqa: PLC0415  (initialises MPI)
 
                 beside = Communicator(comm.mpi, self.policy, self.axis, timeout=comm.timeout)
+                join(beside, group)
                 self.policy = beside.policy
                 beside.feedback = self.feedback
                 group.beside.append(beside)  # it ends with the group

@@ -12,15 +12,15 @@ Its messages are of an axis of their own, for policies and statistics.
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch.distributed as dist
 from torch import nn
 
 import hybridcomp.torch as hct
+from hybridcomp.policy import Policy
 from hybridcomp.train.config import EMBEDDING, TrainConfig
-from hybridcomp.train.topology import Topology
+from hybridcomp.train.topology import Topology, make_groups
 
 COPIES = ("embed.tokens.weight", "head.weight")
 """Names of the copies in the first and in the last stage."""
@@ -40,17 +40,23 @@ class SharedEmbedding:
         parameters: parameters of the rank's stages, by name.
         config: configuration with the timeout of the groups.
         topology: mesh, of two or more ranks along pp.
-        fused: whether to sum over replicas and stages at once.
+        policy: policy of the job. If it is ``fused``, the sum is over replicas and stages at once.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], config: TrainConfig, topology: Topology, *, fused: bool
+        self, parameters: Mapping[str, nn.Parameter], config: TrainConfig, topology: Topology, policy: Policy
     ) -> None:
         names = [name for name in COPIES if name in parameters]
         self._copy = parameters[names[0]] if names else None
         self._replicas = topology.sizes["dp"]
-        seconds = datetime.timedelta(seconds=config.timeout)
-        self._groups = [_group(ranks, topology.rank, seconds) for ranks in _sums(topology, fused=fused)]
+        sums = _sums(topology, fused=policy.fused)
+        self._groups = [make_groups(groups, EMBEDDING, config.timeout) for groups in sums]
+        if policy.decides and any(len(groups) > 1 for groups in sums):  # all copies are to stay alike
+            holders = sorted(rank for groups in sums[:1] for ranks in groups for rank in ranks)
+            larger = make_groups([holders], EMBEDDING, config.timeout)
+            for group in self._groups:
+                if group is not None and larger is not None:
+                    hct.decide_together(group, larger)
 
     def sum_gradient(self) -> None:
         """Turn the gradient of a step's last backward pass into that of the whole model, averaged over the replicas."""
@@ -72,11 +78,3 @@ def _sums(topology: Topology, *, fused: bool) -> list[list[list[int]]]:
     within = [[rank_of(pp, dp, tp) for dp in replicas] for pp in ends for tp in parts]
     between = [[rank_of(pp, dp, tp) for pp in ends] for dp in replicas for tp in parts]
     return [within, between] if len(replicas) > 1 else [between]
-
-
-def _group(
-    groups: Sequence[Sequence[int]], rank: int, timeout: datetime.timedelta
-) -> dist.ProcessGroup | None:
-    """Make all groups; return the one that ``rank`` is in."""
-    made = [dist.new_group(list(ranks), timeout, group_desc=EMBEDDING) for ranks in groups]
-    return next((group for group, ranks in zip(made, groups, strict=True) if rank in ranks), None)

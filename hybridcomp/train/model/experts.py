@@ -16,7 +16,6 @@ capacity, d_model] whatever the router says, and back in another; gradients do s
 
 from __future__ import annotations
 
-import datetime
 import math
 from typing import Any
 
@@ -25,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hybridcomp.train.topology import Topology
+from hybridcomp.train.config import AXES
+from hybridcomp.train.topology import Topology, make_groups
 
 
 class _AllToAll(torch.autograd.Function):
@@ -144,17 +144,11 @@ def make_group(topology: Topology, seconds: float) -> dist.ProcessGroup | None:
         topology: mesh of the ranks.
         seconds: time after which an operation of the group fails.
     """
-    sizes = topology.sizes
-    timeout = datetime.timedelta(seconds=seconds)
-    mine = None
-    for pp in range(sizes["pp"]):
-        for tp in range(sizes["tp"]):
-            ranks = [topology.rank_of(pp, dp, tp) for dp in range(sizes["dp"])]
-            # The description names a group's section of the policy, on any backend.
-            group = dist.new_group(ranks, timeout, group_desc="mesh_ep") if len(ranks) > 1 else None
-            if topology.rank in ranks:
-                mine = group
-    return mine
+    stages, replicas, parts = (range(topology.sizes[axis]) for axis in AXES)
+    if len(replicas) == 1:
+        return None
+    ranks = [[topology.rank_of(pp, dp, tp) for dp in replicas] for pp in stages for tp in parts]
+    return make_groups(ranks, "mesh_ep", seconds)
 
 
 def spread_experts(model: nn.Module, group: dist.ProcessGroup | None, balance: float) -> frozenset[str]:

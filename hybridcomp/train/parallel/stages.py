@@ -150,7 +150,7 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
     parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
     embedding = None
     if is_shared(config):
-        embedding = SharedEmbedding(parameters, config, topology, fused=policy.fused)
+        embedding = SharedEmbedding(parameters, config, topology, policy)
     return RankModel(
         tuple(stages), parameters, frozenset(split), frozenset(partial), frozenset(apart), embedding, streamed
     )

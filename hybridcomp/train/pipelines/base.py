@@ -20,7 +20,7 @@ from hybridcomp.train.parallel.residual_stream import stream_of
 from hybridcomp.train.parallel.stages import RankModel, build_model, rehearse
 from hybridcomp.train.pipelines.evaluation import evaluate
 from hybridcomp.train.sync import DiLoCo, Elastic, Event, Gossip, parse_sync
-from hybridcomp.train.topology import Topology
+from hybridcomp.train.topology import Topology, decide_together
 
 if TYPE_CHECKING:
     from hybridcomp.train.start import Job
@@ -76,6 +76,7 @@ class Run:
             stop_requested: see the attributes.
         """
         config, shape = job.config, ModelShape.of(job.identity)
+        decide_together(topology, config, job.policy)
         model = build_model(shape, config, job.policy, topology)
         rehearse(model, config)
         find_thresholds(model, config, topology)

@@ -1,0 +1,89 @@
+"""Run on several ranks: train under policies that decide, where ranks measure unlike times, and compare copies.
+
+Arguments: cases as JSON, each the arguments of a run, its steps, and whether its groups decide together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch.distributed as dist
+
+import hybridcomp.torch as hct
+from hybridcomp.policy.adapt.gravac import GravacController
+from hybridcomp.policy.auto import reviews
+from hybridcomp.train.pipelines import Run, make_schedule
+from hybridcomp.train.start import prepare
+from hybridcomp.train.topology import make_topology
+from hybridcomp.train.trainer import process_group
+from tests.train.checks.axes import differing
+from tests.train.tally import tell
+
+COMMON = (
+    "--layers 2 --d-model 128 --heads 2 --seq-len 16 --micro-batches 2 --micro-batch-size 1 --eval-batches 0 "
+    f"--warmup-steps 2 --lr 1e-2 --timeout 40 --data {Path(__file__)}"
+)
+
+
+def measure_apart() -> None:
+    """Let even ranks find less compression faster, and odd ones more of it, after a few operations."""
+    reviews._LEAST_COUNTED, reviews._MOST_COUNTED, reviews._ROUNDS = 2, 2, 1
+    even = dist.get_rank() % 2 == 0
+    since, figures = reviews.Reviews._since, GravacController.figures
+
+    def unlike_since(self, before, decisions):
+        seconds = [1.0 if even == decision.choice.codec.lossless else 2.0 for decision in decisions]
+        counted = since(self, before, decisions)
+        return [
+            (calls, nbytes, each * nbytes) for (calls, nbytes, _), each in zip(counted, seconds, strict=True)
+        ]
+
+    def unlike_figures(self, _):
+        return figures(self, 1.0 if even or self.sent is None else self.sent**2)
+
+    reviews.Reviews._since, GravacController.figures = unlike_since, unlike_figures
+
+
+def problems_of(arguments: str, steps: int, *, together: bool) -> list[str]:
+    job = prepare([*COMMON.split(), *arguments.split()])
+    hct.set_policy(job.policy)
+    topology = make_topology(job.config.dp, job.config.pp, job.config.tp)
+    schedule = make_schedule(Run.of(job, topology))
+    hct.reset_stats()
+    for step in range(steps):
+        schedule.train(step, last=True)
+        hct.advance_step()
+    model = schedule.run.model
+    apart = differing(model.parameters, model.split, model.apart, topology)
+    rows = [row for row in hct.stats() if row.axis in ("dp", "embedding") and row.codec != "none"]
+    if len({(row.codec, row.reason) for row in rows}) < 2:
+        return [f"{arguments}: nothing was decided"]
+    if together:
+        return [f"{arguments}: {what}" for what in apart]
+    everyone: list = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, apart)
+    return [] if any(everyone) else [f"{arguments}: groups that measure unlike times decide alike"]
+
+
+def main(cases: list[tuple[str, int, bool]]) -> list[str]:
+    with process_group(prepare([*COMMON.split(), *cases[0][0].split()])):
+        measure_apart()
+        joint = hct.decide_together
+        problems = []
+        for arguments, steps, together in cases:
+            hct.decide_together = joint if together else lambda *_: None
+            problems += problems_of(arguments, steps, together=together)
+        tell(len(cases), problems)
+    return problems
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    os.environ["HYBRIDCOMP_SUMMARY"] = "0"
+    found = main(json.loads(sys.argv[1]))
+    print("\n".join(found), file=sys.stderr)
+    sys.exit(1 if found else 0)
