@@ -86,16 +86,20 @@ def make_groups(ranks: Iterable[Sequence[int]], axis: str, timeout: float) -> di
 
 
 def decide_together(topology: Topology, config: TrainConfig, policy: Policy) -> None:
-    """Have the dp groups of a replica's ranks decide together, if the policy decides; collective over all ranks.
+    """Have the groups of a replica's ranks decide together, if the policy decides; collective over all ranks.
 
-    The ranks of tp hold copies of the parameters that are not split, and each sums their gradients in its own dp group.
+    The ranks of tp hold copies of activations, and of the parameters that are not split. Each sends the former in its
+    own pp group, and sums the gradients of the latter in its own dp group.
     """
-    if config.tp == 1 or config.dp == 1 or not (policy.decides or policy.adapts):
+    if config.tp == 1 or not (policy.decides or policy.adapts):
         return
-    stages = [
-        [topology.rank_of(pp, dp, tp) for dp in range(config.dp) for tp in range(config.tp)]
-        for pp in range(config.pp)
-    ]
-    larger = make_groups(stages, "mesh_dp_tp", config.timeout)
-    assert larger is not None
-    hct.decide_together(topology.group("dp"), larger)
+    stages, replicas, parts = (range(topology.sizes[axis]) for axis in AXES)
+    along = {
+        "dp": [[topology.rank_of(pp, dp, tp) for dp in replicas for tp in parts] for pp in stages],
+        "pp": [[topology.rank_of(pp, dp, tp) for pp in stages for tp in parts] for dp in replicas],
+    }
+    for axis, ranks in along.items():
+        if topology.sizes[axis] > 1:
+            larger = make_groups(ranks, f"mesh_{axis}_tp", config.timeout)
+            assert larger is not None
+            hct.decide_together(topology.group(axis), larger)
