@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 from hybridcomp import native, wire
 from hybridcomp.errors import WireError
@@ -42,9 +42,14 @@ def floating(header: wire.Header, codec: str) -> None:
         raise WireError(f"malformed {codec} message: dtype {header.dtype.label} is not floating-point")
 
 
+def is_integer(value: object) -> TypeGuard[int]:
+    """Tell whether a value is an int, as True and False are not meant to be."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def integer(name: str, value: Any, low: int, high: int, step: int = 1) -> int:
     """Return ``value``; ValueError unless an int from ``low`` to ``high`` and a multiple of ``step``."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high or value % step:
+    if not is_integer(value) or not low <= value <= high or value % step:
         multiple = f"a multiple of {step} " if step > 1 else "an integer "
         raise ValueError(f"{name} must be {multiple}from {low} to {high}, not {value!r}")
     return value

@@ -274,7 +274,7 @@ class Session:
         if self._comparison is not None and op not in ("send", "recv"):
             # Ranks that have started different operations before have taken different numbers of tags.
             self._transport.begin(self._started + 1)
-        return Call(self.axis, op, choice.codec.spec, choice.reason, raw, plain, about)
+        return Call(self.axis, op, choice.counted_as, choice.reason, raw, plain, about)
 
     def _plain_call(self, op: str, raw: int, plain: int, **about: Any) -> Call:
         reason = "never compressed" if op != "recv" else "as sent"

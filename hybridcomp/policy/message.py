@@ -89,6 +89,7 @@ class Choice:
         reason: reason for this codec, in a few words, for ``stats()``.
         once: whether it is for one message alone: the policy is to be asked again about the next one of the kind.
         algorithm: algorithm of the operation, wherever it can be used; None to choose.
+        label: name under which statistics count the message; None for the codec's spec.
     """
 
     codec: Codec
@@ -96,6 +97,12 @@ class Choice:
     reason: str
     once: bool = False
     algorithm: str | None = None
+    label: str | None = None
+
+    @property
+    def counted_as(self) -> str:
+        """Return the name under which statistics count the message."""
+        return self.label or self.codec.spec
 
     @property
     def compresses(self) -> bool:

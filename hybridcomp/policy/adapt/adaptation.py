@@ -133,7 +133,9 @@ class Adaptation:
         refused = codec.can_carry(message.dtype, message.dims)
         if refused is not None:  # a file may name any codec
             return dataclasses.replace(choice, reason=refused)
-        return dataclasses.replace(choice, codec=codec, reason=why)
+        # A threshold takes any number of values: they are counted together.
+        label = self._codec.spec if codec.name == self._codec.name == "threshold" else None
+        return dataclasses.replace(choice, codec=codec, reason=why, label=label)
 
     def same_as_step(self, step: int) -> int:
         """Return the first step that has the answers of ``step``, as long as :attr:`version` stays."""

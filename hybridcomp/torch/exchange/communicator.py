@@ -242,7 +242,7 @@ class TorchCommunicator(OperationStarter[Operation]):
     # -- starting ------------------------------------------------------------------------------------
 
     def _call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
-        return Call(self._axis, op, choice.codec.spec, choice.reason, raw, plain, about)
+        return Call(self._axis, op, choice.counted_as, choice.reason, raw, plain, about)
 
     def _start(self, steps: Steps, call: Call) -> Operation:
         batch = self._batch

@@ -51,7 +51,7 @@ class Counts:
 
     def _row(self, choice: Choice, calls: int, nbytes: int, ranks: int) -> StatRow:
         """Make a row for uncompressed bytes that were averaged over ``ranks``."""
-        row = StatRow(self.axis, "all_reduce", choice.codec.spec, choice.reason, calls, nbytes)
+        row = StatRow(self.axis, "all_reduce", choice.counted_as, choice.reason, calls, nbytes)
         row.plain_bytes = allreduce_bytes(nbytes, ranks)
         return row
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
+from hybridcomp.codecs import checks
+
 Parameters = dict[str, nn.Parameter]
 
 
@@ -35,16 +37,11 @@ def cut(model: nn.Module, fragments: int | Sequence[nn.Module]) -> list[Paramete
         ValueError: a fragment would be empty, or modules share or leave out a parameter.
     """
     found = trained(model)
-    if isinstance(fragments, int) and is_count(fragments):
+    if checks.is_integer(fragments):
         return runs(found, fragments)
     if isinstance(fragments, Iterable):
         return _of_modules(found, fragments)
     raise ValueError(f"fragments must be an integer, at least 1, or modules, not {fragments!r}")
-
-
-def is_count(value: object) -> bool:
-    """Tell whether a value is an integer, as True and False are not meant to be."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def runs(parameters: Mapping[str, nn.Parameter], count: int) -> list[Parameters]:

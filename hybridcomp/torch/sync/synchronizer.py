@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hybridcomp.codecs import checks
 from hybridcomp.torch.hook.averager import Averager
 from hybridcomp.torch.registry import registry
-from hybridcomp.torch.sync.cutting import Parameters, is_count
+from hybridcomp.torch.sync.cutting import Parameters
 from hybridcomp.torch.sync.fragment import Fragment
 
 MakeOuter = Callable[[Mapping[str, nn.Parameter]], torch.optim.Optimizer]
@@ -204,7 +205,7 @@ def check_schedule(every: int, fragments: int, delay: int, alpha: float) -> None
         ("every", every, "at least 1"),
         ("fragment_sync_delay", delay, "from 0 and below every"),
     ):
-        if not is_count(value):
+        if not checks.is_integer(value):
             raise ValueError(f"{name} must be an integer, {allowed}, not {value!r}")
     if every < 1:
         raise ValueError(f"every must be at least 1, not {every}")

@@ -87,6 +87,8 @@ def case_ranks_decide_alike_and_nothing_is_lost() -> None:
             assert difference < 1e-5, (backend, rule, difference)
             carried = {row.codec.partition(":")[0] for row in ddp.state.rows() if row.raw_bytes}
             assert carried >= kinds, (backend, rule, carried)
+            thresholds = {row.codec for row in ddp.state.rows() if row.codec.startswith("threshold")}
+            assert len(thresholds) <= 1, thresholds  # whatever values they have taken
             decided = [tuple(one) for one in hct.decisions()] if rule != STEPS else []
             assert len(decided) >= (3 if rule == GRAVAC else 2) or rule == STEPS
             kept = len(ddp.state._plans._known)  # of one bucket; of each codec of a table
