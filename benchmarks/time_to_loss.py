@@ -59,6 +59,7 @@ class Run:
         steps, seconds, losses: step, seconds of training alone, and loss of each evaluation.
         wire_bytes: bytes that all ranks sent on axis dp.
         decided: step and codec of each decision.
+        processor: processor of the machine that it ran on.
     """
 
     variant: str
@@ -69,6 +70,7 @@ class Run:
     losses: list[float]
     wire_bytes: int
     decided: list[tuple[int, str]]
+    processor: str = ""
 
 
 def variants(eps: float) -> dict[str, str]:
@@ -113,7 +115,7 @@ def train(lab: Lab, name: str, policy: str, seed: int, args: argparse.Namespace,
     return read_run(name, out / "metrics.jsonl")
 
 
-def run_of(record: RunRecord, rate: str, seed: int) -> Run:
+def run_of(record: RunRecord, rate: str, seed: int, processor: str = "") -> Run:
     """Return the figures of a run from its record.
 
     Raises:
@@ -131,6 +133,7 @@ def run_of(record: RunRecord, rate: str, seed: int) -> Run:
         losses,
         record.wire_bytes["dp"],
         [(line["step"], line["codec"]) for line in record.decisions],
+        processor,
     )
 
 
@@ -178,6 +181,7 @@ def table(runs: Sequence[Run], given: float | None) -> list[dict[str, Any]]:
                 "loss": mean(run.losses[-1] for run in mine),
                 "all_steps": mean(run.seconds[-1] for run in mine),
                 "MB": mean(run.wire_bytes for run in mine) / 1e6,
+                "processors": sorted({run.processor for run in mine}),
             }
         )
     return rows
@@ -235,8 +239,9 @@ def kept(file: Path | None, about: dict[str, Any]) -> list[Run]:
         return []
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
+        processor = found.get("machine", {}).get("processor", "")  # in older files of all runs
         runs = [
-            Run(**run | {"decided": [(step, codec) for step, codec in run["decided"]]})
+            Run(**{"processor": processor} | run | {"decided": [tuple(one) for one in run["decided"]]})
             for run in found["runs"]
         ]
     except (KeyError, TypeError, ValueError) as error:
@@ -270,7 +275,8 @@ def main() -> None:
             for _, seed, name in (key for key in todo if key[0] == rate):
                 bar.set_description(f"{name}, {rate}, seed {seed}")
                 with tempfile.TemporaryDirectory() as folder:
-                    runs.append(run_of(train(lab, name, every[name], seed, args, Path(folder)), rate, seed))
+                    record = train(lab, name, every[name], seed, args, Path(folder))
+                runs.append(run_of(record, rate, seed, about["machine"]["processor"]))
                 bar.update()
                 write(args.json, about, runs, args.loss)
     bar.close()

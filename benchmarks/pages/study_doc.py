@@ -134,7 +134,17 @@ def time_to_loss(_: str) -> str:
             f"| {row['loss']:.4f} | {row['MB']:.1f} |"
         )
     picture = "![loss over seconds](../benchmarks/results/adapt/time_to_loss.png)"
-    return _with_machine([picture, "", *lines], values)
+    machine = values["machine"]["processor"]
+    used = {
+        row["rate"]: ", ".join(row.get("processors", [machine])) for row in values["rows"]
+    }  # a rate may have been measured later, on another machine
+    text = "; ".join(
+        f"{', '.join(rate for rate in used if used[rate] == name)}: {name}"
+        for name in dict.fromkeys(used.values())
+    )
+    return "\n".join(
+        [picture, "", *lines, "", f"Measured on: {machine if len(set(used.values())) == 1 else text}.", ""]
+    )
 
 
 def fsdp_loss(_: str) -> str:

@@ -1,6 +1,7 @@
 """Check what the benchmark of times to a loss makes of runs."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -53,6 +54,11 @@ def test_runs_that_a_file_has_are_kept(tmp_path: Path):
     ]
     time_to_loss.write(file, about, runs, None)
     assert time_to_loss.kept(file, about) == runs
+    found = json.loads(file.read_text())
+    for one in found["runs"]:
+        del one["processor"]
+    file.write_text(json.dumps(found | {"machine": {"processor": "older"}}))
+    assert {one.processor for one in time_to_loss.kept(file, about)} == {"older"}
     rows = {row["variant"]: row["seconds"] for row in time_to_loss.table(runs, None)}
     assert rows == {"top-k 0.1": None, "gravac": None}  # two seeds: there is nothing to compare
     with pytest.raises(time_to_loss.CheckError, match=r"other settings: \{'steps': 3\} there"):
