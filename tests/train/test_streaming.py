@@ -11,7 +11,7 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
 from hybridcomp.train.generate import load_model
 from hybridcomp.train.reading import parse
-from tests.train.harness import TINY, metrics, run_ranks
+from tests.train.harness import TINY, metrics, run_ranks, train
 from tests.train.same import losses, run_and_resume, stored, unequal
 
 SCRIPT = Path(__file__).parent / "checks" / "streamed.py"
@@ -54,6 +54,21 @@ def test_a_resumed_run_has_the_same_bits(run):
     assert pause[key].shape == (256, 4)
     assert not pause[key].equal(ends[0][key])
     assert not any("optimizer.head.weight" in key for key in pause)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_under_another_policy_goes_on_at_its_step(run):
+    """The fourth step is the last one of the warm-up."""
+    policy = 'min_bytes = 64\ndp.all_reduce = { codec = "int8:block=64", warmup_steps = 4 }\n'
+    (run.parent / "other.toml").write_text(policy)
+    flags = f"{RUN} --data text.txt --policy other.toml --out other --resume run/checkpoints/step-00000003"
+    done = train(flags, run.parent)
+    assert done.returncode == 0, done.stderr
+    entries = metrics(run.parent / "other", "train")
+    sent, plain = ([one[key]["dp"] for one in entries] for key in ("wire_bytes", "plain_bytes"))
+    assert sent[1] - sent[0] < 0.5 * (plain[1] - plain[0])
+    before = metrics(run, "train")[2]
+    assert sent[0] - before["wire_bytes"]["dp"] > 0.9 * (plain[0] - before["plain_bytes"]["dp"])
 
 
 @pytest.mark.timeout(120)

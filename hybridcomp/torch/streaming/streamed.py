@@ -91,6 +91,10 @@ class StreamedLayers:
         self._averager.step += 1
         self._mark(averaged=True)
 
+    def resume(self, step: int) -> None:
+        """Count averages from ``step`` on, whether or not a state was loaded, which has the count as well."""
+        self._averager.step = step
+
     def square_sum(self) -> float:
         """Return the square of :meth:`grad_norm`. Collective."""
         self.average()

@@ -75,6 +75,10 @@ class StreamedUpdater(Updater):
         """See :class:`Updater`."""
         return super().sizes() | {name: weight.numel() for name, weight in self.whole.items()}
 
+    def resume(self, step: int) -> None:
+        """See :class:`Updater`; a run under another policy has not loaded the count of averages."""
+        self._streamed.resume(step)
+
     def state(self) -> dict[str, Tensor]:
         """Return the bases, see :class:`Updater`."""
         sides = {name: self._sgd.state[weight] for name, weight in self.whole.items()}
