@@ -36,13 +36,15 @@ class Terminal(io.StringIO):
 
 def test_a_call_counts_its_seconds_apart():
     call = Call("dp", "all_reduce", "int8", "why", 10, 20)
+    began = time.perf_counter()
     with call.encoding():
         time.sleep(0.02)
+    passed = time.perf_counter() - began  # on a busy machine long after the sleep's end
     call.decoding().add(1.0, 1.5)
     table = StatTable()
     table.add(call)
     (got,) = table.rows()
-    assert 0.02 <= got.encode_seconds < 0.3
+    assert 0.02 <= got.encode_seconds <= passed
     assert got.decode_seconds == 0.5
     assert got.wire_seconds >= 0
 
