@@ -28,7 +28,7 @@ adapt = "dct:density=0.2,check=2,every=6,scope=tensor"
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_copies_stay_alike_whatever_ranks_measure(tmp_path):
-    """Where groups decide for themselves, copies differ in the same run: the times of the ranks tell them apart."""
+    """Check it where ranks measure unlike times, by which groups that decide for themselves let copies differ."""
     (tmp_path / "policy.toml").write_text(POLICY)
     tp, adapts = "--dp 2 --tp 2", f"--policy {tmp_path}/policy.toml"
     shared = "--dp 2 --pp 2 --tie-embeddings --policy auto"

@@ -1,7 +1,5 @@
 """Groups that decide together: four ranks, as two replicas of two ranks each."""
 
-from unittest import mock
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,13 +7,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hybridcomp as hc
 import hybridcomp.torch as hct
-from hybridcomp.policy.adapt.gravac import GravacController
-from hybridcomp.policy.auto import reviews
 from hybridcomp.policy.toml import parse_policy
 from tests.torch.cases.adapt import GRAVAC, Fixed
 from tests.torch.cases.hook import BACKENDS
 from tests.torch.models.fsdp import MINUTE
 from tests.torch.models.parallel import assert_same_on_all_ranks
+from tests.unlike_times import unlike_times
 
 PAIRS = ([0, 2], [1, 3])  # with one rank of each replica
 ADAPTS = parse_policy(f"dp.all_reduce = {GRAVAC.replace('omega=0.9', 'omega=0.01')}", "it")
@@ -32,29 +29,6 @@ class Wide(Fixed):
 def new_group(backend: str, ranks: list[int], policy: object) -> dist.ProcessGroup:
     options = {"pg_options": hct.Options(policy=policy, axis="dp")} if backend == "hybridcomp" else {}
     return dist.new_group(ranks, backend=backend, timeout=MINUTE, **options)
-
-
-def measures_apart() -> mock._patch:
-    """Let odd ranks find more compression faster, and even ones less of it."""
-    even = dist.get_rank() % 2 == 0
-    since, figures = reviews.Reviews._since, GravacController.figures
-
-    def unlike_since(self, before, decisions):
-        seconds = [1.0 if even == decision.choice.codec.lossless else 2.0 for decision in decisions]
-        counted = since(self, before, decisions)
-        return [
-            (calls, nbytes, each * nbytes) for (calls, nbytes, _), each in zip(counted, seconds, strict=True)
-        ]
-
-    def unlike_figures(self, _):
-        return figures(self, 1.0 if even or self.sent is None else self.sent**2)
-
-    stack = mock.patch.multiple(reviews, _LEAST_COUNTED=2, _MOST_COUNTED=2, _ROUNDS=1)
-    stack.additional_patchers += [
-        mock.patch.object(reviews.Reviews, "_since", unlike_since),
-        mock.patch.object(GravacController, "figures", unlike_figures),
-    ]
-    return stack
 
 
 def gradients(ddp: DistributedDataParallel, step: int) -> list[torch.Tensor]:
@@ -82,7 +56,7 @@ def case_copies_stay_alike() -> None:
                 ddp = DistributedDataParallel(Wide(), process_group=group)
                 state = hct.HookState(policy, module=ddp, process_group=group)
                 ddp.register_comm_hook(state, hct.comm_hook)
-                with measures_apart():
+                with unlike_times():
                     first = torch.cat([gradients(ddp, step)[0].flatten() for step in range(steps)])
                 codecs = {row.codec for row in state.rows()}
                 assert len(codecs) > 1, (backend, policy.name, codecs)

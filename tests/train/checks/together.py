@@ -14,38 +14,18 @@ from pathlib import Path
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
-from hybridcomp.policy.adapt.gravac import GravacController
-from hybridcomp.policy.auto import reviews
 from hybridcomp.train.pipelines import Run, make_schedule
 from hybridcomp.train.start import prepare
 from hybridcomp.train.topology import make_topology
 from hybridcomp.train.trainer import process_group
 from tests.train.checks.axes import differing
 from tests.train.tally import tell
+from tests.unlike_times import unlike_times
 
 COMMON = (
     "--layers 2 --d-model 128 --heads 2 --seq-len 16 --micro-batches 2 --micro-batch-size 1 --eval-batches 0 "
     f"--warmup-steps 2 --lr 1e-2 --timeout 40 --data {Path(__file__)}"
 )
-
-
-def measure_apart() -> None:
-    """Let even ranks find less compression faster, and odd ones more of it, after a few operations."""
-    reviews._LEAST_COUNTED, reviews._MOST_COUNTED, reviews._ROUNDS = 2, 2, 1
-    even = dist.get_rank() % 2 == 0
-    since, figures = reviews.Reviews._since, GravacController.figures
-
-    def unlike_since(self, before, decisions):
-        seconds = [1.0 if even == decision.choice.codec.lossless else 2.0 for decision in decisions]
-        counted = since(self, before, decisions)
-        return [
-            (calls, nbytes, each * nbytes) for (calls, nbytes, _), each in zip(counted, seconds, strict=True)
-        ]
-
-    def unlike_figures(self, _):
-        return figures(self, 1.0 if even or self.sent is None else self.sent**2)
-
-    reviews.Reviews._since, GravacController.figures = unlike_since, unlike_figures
 
 
 def problems_of(arguments: str, steps: int, *, together: bool) -> list[str]:
@@ -70,8 +50,7 @@ def problems_of(arguments: str, steps: int, *, together: bool) -> list[str]:
 
 
 def main(cases: list[tuple[str, int, bool]]) -> list[str]:
-    with process_group(prepare([*COMMON.split(), *cases[0][0].split()])):
-        measure_apart()
+    with process_group(prepare([*COMMON.split(), *cases[0][0].split()])), unlike_times():
         joint = hct.decide_together
         problems = []
         for arguments, steps, together in cases:
