@@ -135,16 +135,14 @@ def time_to_loss(_: str) -> str:
         )
     picture = "![loss over seconds](../benchmarks/results/adapt/time_to_loss.png)"
     machine = values["machine"]["processor"]
-    used = {
-        row["rate"]: ", ".join(row.get("processors", [machine])) for row in values["rows"]
-    }  # a rate may have been measured later, on another machine
-    text = "; ".join(
-        f"{', '.join(rate for rate in used if used[rate] == name)}: {name}"
-        for name in dict.fromkeys(used.values())
-    )
-    return "\n".join(
-        [picture, "", *lines, "", f"Measured on: {machine if len(set(used.values())) == 1 else text}.", ""]
-    )
+    # A rate may have been measured later, on another machine.
+    used = {row["rate"]: ", ".join(row.get("processors", [machine])) for row in values["rows"]}
+    if len(set(used.values())) > 1:
+        machine = "; ".join(
+            f"{', '.join(rate for rate in used if used[rate] == name)}: {name}"
+            for name in dict.fromkeys(used.values())
+        )
+    return _measured_on([picture, "", *lines], machine)
 
 
 def fsdp_loss(_: str) -> str:
@@ -163,7 +161,11 @@ def fsdp_loss(_: str) -> str:
 
 
 def _with_machine(lines: list[str], values: dict[str, Any]) -> str:
-    return "\n".join([*lines, "", f"Measured on: {values['machine']['processor']}.", ""])
+    return _measured_on(lines, values["machine"]["processor"])
+
+
+def _measured_on(lines: list[str], processor: str) -> str:
+    return "\n".join([*lines, "", f"Measured on: {processor}.", ""])
 
 
 def _load(name: str) -> Any:

@@ -98,8 +98,8 @@ def decide_together(topology: Topology, config: TrainConfig, policy: Policy) -> 
         "dp": [[topology.rank_of(pp, dp, tp) for dp in replicas for tp in parts] for pp in stages],
         "pp": [[topology.rank_of(pp, dp, tp) for pp in stages for tp in parts] for dp in replicas],
     }
-    for axis, ranks in along.items():
+    for axis in ("dp", "pp") if policy.decides else ("dp",):  # sends do not adapt
         if topology.sizes[axis] > 1:
-            larger = make_groups(ranks, f"mesh_{axis}_tp", config.timeout)
+            larger = make_groups(along[axis], f"mesh_{axis}_tp", config.timeout)
             assert larger is not None
             hct.decide_together(topology.group(axis), larger)
