@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.collectives.algorithms.selection import Chooser
-from hybridcomp.collectives.figures import check_sizes
+from hybridcomp.collectives.figures import check_inside, check_sizes
 from hybridcomp.collectives.gathering import gather
 from hybridcomp.errors import MismatchError
 from hybridcomp.perfmodel import Profile
@@ -119,14 +119,11 @@ class Automatic:
 
 def _check(groups: Sequence[_Group], axis: str) -> None:
     """Check that the groups of a larger communicator can decide together: with the same outcome on all ranks."""
+    where = f"on axis {axis!r}"
+    check_inside(np.array([group.outside for group in groups]), where)
     for rank, group in enumerate(groups):
-        if group.outside >= 0:
-            raise ValueError(
-                f"the larger communicator, of axis {axis!r}, lacks rank {group.outside} of the group of its rank {rank}"
-            )
         if group.policy != groups[0].policy:
             raise MismatchError(
-                f"groups that decide together must have one policy: on axis {axis!r} that of rank {rank} is not that "
-                "of rank 0"
+                f"groups that decide together must have one policy: {where} that of rank {rank} is not that of rank 0"
             )
-    check_sizes(np.array([group.ranks for group in groups]), f"on axis {axis!r}")
+    check_sizes(np.array([group.ranks for group in groups]), where)

@@ -29,6 +29,24 @@ def check_figures(counts: npt.NDArray[np.int64], where: str) -> None:
         )
 
 
+def check_inside(outside: npt.NDArray[np.int64], where: str) -> None:
+    """Check that the larger group has all ranks of the groups that decide together.
+
+    Args:
+        outside: for each rank, a rank of its group that the larger one lacks, numbered in its group; -1 for none.
+        where: as in :func:`check_figures`.
+
+    Raises:
+        ValueError: the larger group lacks one.
+    """
+    told = np.flatnonzero(outside >= 0)
+    if told.size:
+        raise ValueError(
+            f"the larger group must have all ranks of the groups that decide together: {where} rank "
+            f"{outside[told[0]]} of the group of rank {told[0]} is lacking"
+        )
+
+
 def check_sizes(sizes: npt.NDArray[np.int64], where: str) -> None:
     """Check that groups of these sizes can decide together.
 

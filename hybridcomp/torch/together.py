@@ -27,16 +27,17 @@ def decide_together(group: dist.ProcessGroup, larger: dist.ProcessGroup) -> None
         hct.decide_together(mesh["dp"].get_group(), dist.group.WORLD)
 
     Collective over the larger group. Call it before hooks, FSDP2 modules or :class:`.LocalSGD` first use the group.
-    All groups must send the same messages, in the same order.
+    All groups must send the same messages, in the same order. Groups of other backends than hybridcomp's are checked
+    where they are first used, and what is wrong is raised there.
 
     Args:
         group: process group of this rank whose messages are decided about.
         larger: process group of all ranks of this one and of the other groups, which all have as many.
 
     Raises:
-        ValueError: the larger group lacks a rank of ``group``, its groups have unlike numbers of ranks, or one of both
-            is a group of hybridcomp's and the other is not.
-        MismatchError: the groups have unlike policies.
+        ValueError: on all ranks; the larger group lacks a rank of a group, these have unlike numbers of ranks, or
+            their backend is hybridcomp's and that of the larger one is not.
+        MismatchError: on all ranks; the groups have unlike policies.
     """
     comm, other = getattr(group, "comm", None), getattr(larger, "comm", None)
     if (comm is None) != (other is None):
@@ -44,9 +45,6 @@ def decide_together(group: dist.ProcessGroup, larger: dist.ProcessGroup) -> None
             f"groups that decide together must have one backend, not {dist.get_backend(group)} and "
             f"{dist.get_backend(larger)}"
         )
-    lacking = set(dist.get_process_group_ranks(group)) - set(dist.get_process_group_ranks(larger))
-    if lacking:
-        raise ValueError(f"the larger group lacks rank {min(lacking)} of the group")
     if comm is not None:
         comm.decide_together(other)
     _larger[group] = larger

@@ -192,7 +192,7 @@ def test_groups_decide_together():
     verdict(alike(whole) and identical(out))
     halves = hc.Communicator(WORLD.Split(WORLD.rank % 2), "auto", "dp", timeout=30.0)
     if WORLD.size > 1:
-        with pytest.raises(ValueError, match=r"lacks rank \d of the group of its rank 0"):
+        with pytest.raises(ValueError, match=r"'dp' rank \d of the group of rank 0 is lacking"):
             whole.decide_together(comm)
     if WORLD.size % 2 and WORLD.size > 1:
         with pytest.raises(

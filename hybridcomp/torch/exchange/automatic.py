@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from hybridcomp.collectives.figures import check_figures, check_sizes
+from hybridcomp.collectives.figures import check_figures, check_inside, check_sizes
 from hybridcomp.collectives.stats import StatTable
 from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import Profile, load_profile
@@ -46,12 +46,14 @@ class Automatic:
         """Decide together with the other groups of a larger one from now on; collective over that.
 
         Raises:
-            ValueError: the groups have unlike numbers of ranks.
-            MismatchError: the ranks' policies differ.
+            ValueError: on all ranks; the larger group lacks a rank of a group, or these have unlike numbers of ranks.
+            MismatchError: on all ranks; their policies differ.
         """
         larger.check_alike(policy)
-        sizes = larger.gathered(np.array([self._group.size], np.float64))[:, 0].astype(np.int64)
-        check_sizes(sizes, _WHERE)
+        outside = next((i for i, rank in enumerate(self._group.ranks) if rank not in larger.ranks), -1)
+        told = larger.gathered(np.array([outside, self._group.size], np.float64)).astype(np.int64)
+        check_inside(told[:, 0], _WHERE)
+        check_sizes(told[:, 1], _WHERE)
         self._together = larger
 
     @property

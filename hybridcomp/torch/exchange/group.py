@@ -40,14 +40,15 @@ class ExchangeGroup:
 
     Attributes:
         rank, size: this rank in the group, and the number of ranks.
+        ranks: all of its ranks, as numbered in the world.
         key: a random number that tells it from others; the same on all ranks, once they are known to be alike.
     """
 
     def __init__(self, group: Any) -> None:
         backend = str(dist.get_backend(group))
-        ranks = dist.get_process_group_ranks(group)
-        self._group = dist.new_group(ranks, backend=backend, use_local_synchronization=True)
-        self.rank, self.size, self.key = dist.get_rank(self._group), len(ranks), 0
+        self.ranks = dist.get_process_group_ranks(group)
+        self._group = dist.new_group(self.ranks, backend=backend, use_local_synchronization=True)
+        self.rank, self.size, self.key = dist.get_rank(self._group), len(self.ranks), 0
         devices = dist.Backend.backend_capability.get(backend, ["cpu"])
         self._device = torch.device("cpu" if "cpu" in devices else devices[0])
 

@@ -76,7 +76,8 @@ def case_wrong_groups_are_refused_on_all_ranks() -> None:
     with pytest.raises(ValueError, match="must have one backend, not hybridcomp and gloo"):
         hct.decide_together(group, gloo)
     halves = [dist.new_group(ranks, backend="hybridcomp", timeout=MINUTE) for ranks in ([0, 1], [2, 3])]
-    with pytest.raises(ValueError, match=r"the larger group lacks rank \d of the group"):
+    lacking = r"rank \d of the group of rank 0 is lacking"
+    with pytest.raises(ValueError, match=lacking):
         hct.decide_together(group, halves[dist.get_rank() // 2])
     unlike = [dist.new_group(ranks, backend="hybridcomp", timeout=MINUTE) for ranks in ([0], [1, 2, 3])]
     with pytest.raises(ValueError, match="that of rank 0 has 1, that of rank 1 has 3"):
@@ -89,6 +90,17 @@ def case_wrong_groups_are_refused_on_all_ranks() -> None:
         hc.MismatchError, match=r"must have one policy: .* that of rank 1 is not that of rank 0"
     ):
         hct.decide_together(apart[dist.get_rank() % 2], dist.group.WORLD)
+
+
+def case_a_larger_group_that_lacks_a_rank_is_refused_on_all_ranks_under_gloo() -> None:
+    """Check that a rank whose own group is within the larger one is told of the other, which is not."""
+    group = [new_group("gloo", ranks, ADAPTS) for ranks in ([0, 1], [2, 3])][dist.get_rank() // 2]
+    larger = [new_group("gloo", ranks, ADAPTS) for ranks in ([0, 1, 2], [3])][dist.get_rank() // 3]
+    hct.decide_together(group, larger)
+    with pytest.raises(ValueError, match=r"in the larger group rank \d of the group of rank \d is lacking"):
+        hct.HookState(ADAPTS, process_group=group).average(
+            torch.zeros(8192), lambda: [("w", (8192,))], "k", 0
+        )
 
 
 def case_groups_that_send_unlike_messages_are_told() -> None:
