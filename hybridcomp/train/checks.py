@@ -7,7 +7,7 @@ import math
 from hybridcomp.arrays import DType
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy import Message, Policy
-from hybridcomp.train.config import CYCLIC, FLUSHED, TrainConfig
+from hybridcomp.train.config import CYCLIC, DELAYED, FLUSHED, TrainConfig
 from hybridcomp.train.sync import check_sync
 
 MOST_SECONDS = 1e8  # of a timeout: three years, which clocks of all libraries hold
@@ -278,6 +278,8 @@ def _check_schedule(config: TrainConfig) -> None:
         _check_cyclic(config)
     elif config.schedule != "1f1b" and config.pp == 1:
         raise ConfigError(f"schedule {config.schedule} is of a pipeline: pp must be at least 2, not 1")
+    if config.predict_weights:
+        _check_prediction(config)
     if config.schedule == "interleaved":
         if config.virtual_stages < 2:
             raise ConfigError(
@@ -302,6 +304,19 @@ def _check_schedule(config: TrainConfig) -> None:
         raise ConfigError(
             f"micro_batches ({config.micro_batches}) must be at least pp ({config.pp}): "
             "fewer leave stages of the pipeline without work"
+        )
+
+
+def _check_prediction(config: TrainConfig) -> None:
+    if config.schedule not in DELAYED:
+        raise ConfigError(
+            f"predict_weights is for gradients that are applied a step late: schedule must be one of "
+            f"{', '.join(DELAYED)}, not {config.schedule}"
+        )
+    if config.shard == "stages":
+        raise ConfigError(
+            "predict_weights must be false with shard stages, whose replicas keep one version of a stage: a "
+            "prediction needs two"
         )
 
 

@@ -15,6 +15,9 @@ EMBEDDING = "embedding"
 CYCLIC = ("cdp-v1", "cdp-v2")
 """Schedules of cyclic data parallelism."""
 
+DELAYED = ("2bw", *CYCLIC)
+"""Schedules that apply gradients a step after the weights that they were computed with, all or some of them."""
+
 FLUSHED = ("1f1b", "gpipe", "interleaved")
 """Schedules that apply a step's gradient to the weights that it was computed with, at the step's end."""
 
@@ -39,6 +42,9 @@ class TrainConfig:
     schedule: Literal["gpipe", "1f1b", "interleaved", "2bw", "local", "cdp-v1", "cdp-v2"] = "1f1b"
     """Order of forward and backward passes: of a pipeline gpipe, 1f1b, interleaved, 2bw or local, of replicas
     alone cdp-v1 or cdp-v2. Without a pipeline 1f1b is the plain loop. See docs/schedules.md."""
+    predict_weights: bool = False
+    """Compute gradients that are applied a step late, of schedules 2bw, cdp-v1 and cdp-v2, with predicted weights: the
+    last update once more. See docs/schedules.md."""
     virtual_stages: int = 1
     """Stages of each pipeline rank, for schedule interleaved. pp * virtual_stages divides layers."""
     stage_layers: tuple[int, ...] | None = None

@@ -92,6 +92,9 @@ class Reference:
     def seen(self, t: int, worker: int) -> Weights:
         """Return the weights that a worker (from 1) computes the gradient of step t with."""
         older, newest = self.versions[max(t - 1, 0)], self.versions[t]
+        if self.config.predict_weights:
+            before = self.versions[max(t - 2, 0)]
+            older = {name: 2 * weights - before[name] for name, weights in older.items()}
         chosen = {}
         for name in newest:
             if self.rule == "cdp-v2":

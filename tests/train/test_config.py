@@ -142,6 +142,11 @@ def test_a_missing_file_is_named(tmp_path):
             "--shard zero1 --dp 2 --pp 2 --schedule 2bw",
             "schedule must be one of 1f1b, gpipe, interleaved, not 2bw",
         ),
+        ("--predict-weights --dp 2", "schedule must be one of 2bw, cdp-v1, cdp-v2, not 1f1b"),
+        (
+            "--predict-weights --dp 2 --micro-batches 1 --schedule cdp-v1 --shard stages",
+            "predict_weights must be false with shard stages",
+        ),
         ("--shard stages --dp 2", "shard stages hands .*: schedule must be one of cdp-v1, cdp-v2, not 1f1b"),
         ("--shard zero1 --dp 2 --pp 2 --tie-embeddings", "tie_embeddings must be false, or pp 1"),
         ("--experts 4 --tp 2 --sequence-parallel", "sequence_parallel must be false beside them"),

@@ -28,7 +28,7 @@ codec = "int8:block=32"
 # Flags and steps of each run: enough that it does not end before it is seen that some are done.
 RUNS = {
     "1f1b": ("--pp 2", 100),
-    "2bw": ("--pp 2 --schedule 2bw", 100),
+    "2bw": ("--pp 2 --schedule 2bw --predict-weights", 100),
     "cdp-v1": ("--dp 2 --micro-batches 1 --schedule cdp-v1", 100),
     "one process": ("--dp 1", 300),
     "local_sgd": ("--dp 2 --sync local_sgd:every=150", 200),

@@ -18,6 +18,7 @@ SMALL = "--layers 2 --heads 2 --micro-batches 2"
 EXPERTS = "--experts 4 --expert-every 1"
 ZERO = "--shard zero1 --bucket-mb 0.05"
 HANDED = "--shard stages"
+PREDICT = "--predict-weights"
 NEURONS = "--pp-neurons 0.3 --pp-neurons-refresh 2"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 # All cases of a number of ranks run in one start of them.
@@ -32,6 +33,7 @@ CASES = {
         f"{TWO} --schedule 2bw",
         f"{TWO} --schedule local",
         f"--dp 2 --layers 2 {CYCLIC} cdp-v2 --clip 0",
+        f"{TWO} --schedule 2bw {PREDICT}",
         f"--layers 2 --heads 2 {SEQUENCE}",
         f"--dp 2 {SMALL} {EXPERTS} {ZERO}",
         f"--dp 2 --layers 3 --heads 2 --micro-batches 2 {NEURONS} --pp-neurons-after 0 1",
@@ -42,6 +44,8 @@ CASES = {
         "--pp 3 --layers 3 --heads 2 --micro-batches 4",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v1",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v2 --clip 0",
+        f"--dp 3 --layers 3 {CYCLIC} cdp-v1 {PREDICT} --optimizer sgd",
+        f"--dp 3 --layers 3 {CYCLIC} cdp-v2 --clip 0 {PREDICT}",
         f"--dp 3 --layers 1 --d-model 4 --heads 2 --micro-batches 3 {ZERO} --optimizer lans --clip 0.05",
         "--dp 3 --layers 2 --heads 2 --micro-batches 2 --experts 6 --capacity-factor 1 --balance-loss 0.1",
         f"--dp 3 --layers 3 {CYCLIC} cdp-v1 {HANDED}",
@@ -58,6 +62,7 @@ CASES = {
         f"{TWO} --dp 2 {INTERLEAVED}",
         f"{TWO} --dp 2 --schedule 2bw",
         f"{TWO} --tp 2 --schedule 2bw --optimizer lans",
+        f"{TWO} --dp 2 --schedule 2bw {PREDICT} --optimizer lans",
         "--pp 4 --layers 4 --heads 2 --micro-batches 4 --schedule 2bw",
         "--pp 4 --layers 4 --heads 2 --micro-batches 8 --schedule 2bw",
         f"{TWO} --dp 2 --schedule local",

@@ -8,6 +8,8 @@ model cut into N stages, and one micro-batch on each worker, the update of stage
     CDP-v1:  V(i, t) = W(t-1),        W(-1) = W(0)
     CDP-v2:  V(i, t)[j] = W(t)[j] if i + j > N, where that is made in time, else W(t-1)[j]
 
+With ``predict_weights`` W(t-1) is 2 W(t-1) - W(t-2) there: see :mod:`.versions`.
+
 In each time-step a worker runs one pass of one stage; both passes of a micro-batch use the same version of it. When a
 stage's backward pass ends, its sum goes to the next worker, and the total around the ring (:mod:`.ring`): under CDP-v2
 at once, under CDP-v1 with the workers, two time-steps for each. The next step has begun by then. CDP-v1 clips the
@@ -48,7 +50,11 @@ class Cyclic(Schedule):
         self._by_stage = run.config.schedule == "cdp-v2"
         self._fresh = [self._by_stage and is_fresh(self._ring.worker, j, count) for j in range(1, count + 1)]
         self.versions = [
-            Versions(dict(module.named_parameters()), kept=1 if fresh else 2)
+            Versions(
+                dict(module.named_parameters()),
+                kept=1 if fresh else 2,
+                predict=run.config.predict_weights and not fresh,
+            )
             for module, fresh in zip(modules, self._fresh, strict=True)
         ]
         leaves: dict[str, nn.Parameter] = {}
@@ -143,10 +149,13 @@ class Cyclic(Schedule):
         if not self._by_stage and stage > 1:
             return
         squares = sum(self.updater.square_sums())
-        for taken in self._taken:
-            self.versions[taken - 1].begin()
+        updated = [self.versions[taken - 1] for taken in self._taken]
         self._taken.clear()
+        for versions in updated:
+            versions.begin()
         self.updater.apply(step, math.sqrt(squares))
+        for versions in updated:
+            versions.end()
         self._squares += squares
         if stage == 1:
             self._reports.append(self.updater.report(step, loss, (0.0, self._squares, 0.0)))
@@ -164,14 +173,14 @@ class Cyclic(Schedule):
         return super().evaluate(micro_batches)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the older versions of the stages of which this worker keeps one."""
+        """Return the older versions, or predictions, of the stages of which this worker keeps them."""
         return {
             f"stage{number}.{name}": flat
             for number, versions in enumerate(self.versions, 1)
-            for name, flat in versions.older().items()
+            for name, flat in versions.state().items()
         }
 
     def peaks(self) -> dict[str, int]:
         """See :class:`Schedule`."""
-        kept = max(versions.kept for versions in self.versions)
-        return {"weight_versions": kept, "stashes": self._micro.peak}
+        held = max(versions.held for versions in self.versions)
+        return {"weight_versions": held, "stashes": self._micro.peak}

@@ -12,7 +12,8 @@ Both passes of every micro-batch of step t are computed with W(t-1), so
 
     W(t+1) = W(t) - lr * grad f(W(t-1)),        W(-1) = W(0),
 
-and the optimizer's moments are those of the delayed gradients. W(t), which forward passes of step t+1 need while
+and the optimizer's moments are those of the delayed gradients. With ``predict_weights`` the gradient is that of
+2 W(t-1) - W(t-2): see :mod:`.versions`. W(t), which forward passes of step t+1 need while
 step t is in flight, is the second version. Clipping is not in the authors' code, which leaves it out.
 """
 
@@ -40,7 +41,7 @@ class TwoBW(Schedule):
 
     def __init__(self, run: Run) -> None:
         model, topology = run.model, run.topology
-        self._versions = Versions(model.parameters, kept=2)
+        self._versions = Versions(model.parameters, kept=2, predict=run.config.predict_weights)
         super().__init__(run, run.updater(self._versions.leaves))
         self._stage = model.stages[0]
         self._count = run.config.micro_batches
@@ -144,6 +145,7 @@ class TwoBW(Schedule):
         result, self._report = self.updater.result(self._report), None
         self._versions.begin()
         self.updater.apply(result.step, result.norm)
+        self._versions.end()
         self._results.append(result)
 
     def evaluate(self, micro_batches: Sequence[Tensor]) -> float:
@@ -152,9 +154,9 @@ class TwoBW(Schedule):
         return super().evaluate(micro_batches)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the older version, which the next step computes with."""
-        return self._versions.older()
+        """Return the older version, or predictions, which the next steps compute with."""
+        return self._versions.state()
 
     def peaks(self) -> dict[str, int]:
         """See :class:`Schedule`."""
-        return {"weight_versions": self._versions.kept, "stashes": self._peak}
+        return {"weight_versions": self._versions.held, "stashes": self._peak}

@@ -7,6 +7,7 @@ weights after every step, moments, losses, norms.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -122,13 +123,19 @@ def make_reference(job):
         problems.append("most values went on: this check says little of the others")
     if difference(reference, other) < 1e4 * CLOSE:
         problems.append("the rules do not differ: this check could not fail")
+    if config.predict_weights:
+        plain = Reference(shape, dataclasses.replace(config, predict_weights=False), rule)
+        for batch in batches:
+            plain.step(batch)
+        if difference(reference, plain) < 1e4 * CLOSE:
+            problems.append("predictions change nothing: this check could not fail")
     return reference, problems
 
 
 def versions(config, topology: Topology) -> int:
     if config.schedule == "cdp-v2" and topology.dp == config.dp - 1 and config.shard == "none":
         return 1  # the last worker sees the newest weights of all stages
-    return 2 if RULES.get(config.schedule) else 1
+    return 2 + config.predict_weights if RULES.get(config.schedule) else 1
 
 
 def stashes(config, topology: Topology) -> int:
