@@ -4,8 +4,10 @@ Gupta et al., "Training Recommender Models at Scale: Communication-Efficient Mod
 arXiv:2010.08899): of a gradient with the residual added, c, the elements of at least a magnitude tau are sent, and tau
 is the (1 - ``density``) quantile of abs(c), found anew every ``every`` steps only. Quantiles are those of a sample, the
 mean of all ranks'. Every ``check`` steps the share of elements that reach tau is estimated as well: where it has left
-``density`` by more than ``drift`` of it, tau is refreshed early. Before the first ``check``, steps 2, 4, 8 and so on
-estimate it too: residuals of error feedback begin at nothing, and grow fastest in the first steps.
+``density`` by more than ``drift`` of it, tau is refreshed early. A new tau is looked at sooner, too: 1, 2, 4, 8 and so
+on steps after a refresh. With error feedback residuals gather just below tau, so that a quantile moves it by a few
+percent only, and the share of elements that it lets through is the wanted one for one step: looks in quick succession
+take tau to where the share stays.
 
 ``scope=all`` has one tau for all tensors of an axis and operation, ``scope=tensor`` one for each.
 """
@@ -45,7 +47,8 @@ class DctController(Controller):
         self._names: list[str] = []  # tensors of the last figures
         self._taus: dict[str, float] = {}
         self._codecs: dict[str, Codec] = {}
-        self._refreshed = 0
+        self._refreshed = 0  # step of the last refresh that was due
+        self._found = 0  # step of the last refresh of any kind
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -53,8 +56,9 @@ class DctController(Controller):
         return dict(self._taus)
 
     def measures(self, step: int) -> bool:
-        doubled = step & (step - 1) == 0
-        return step % self._check == 0 or (step < self._check and doubled)
+        age = step - self._found  # at 0 a new tau lets through all that has gathered below the last one
+        doubled = 0 < age < self._check and age & (age - 1) == 0
+        return step % self._check == 0 or doubled
 
     def add(self, name: str, values: Array, share: float) -> None:
         key = _ALL if self._all else name
@@ -97,6 +101,8 @@ class DctController(Controller):
                 self._note(step, self._codecs[name], f"density {density:.3g}" if known else "first", name)
         if due:
             self._refreshed = step
+        if changed:
+            self._found = step
         return changed
 
     def current(self, name: str) -> tuple[Codec, str]:
@@ -104,8 +110,10 @@ class DctController(Controller):
         return (self._codec, "dct: no threshold yet") if found is None else (found, "dct")
 
     def state(self) -> dict[str, Any]:
-        return {"taus": self._taus, "refreshed": self._refreshed, "names": self._names}
+        refreshed, found = self._refreshed, self._found
+        return {"taus": self._taus, "refreshed": refreshed, "found": found, "names": self._names}
 
     def load(self, state: dict[str, Any]) -> None:
         self._taus, self._refreshed, self._names = dict(state["taus"]), state["refreshed"], state["names"]
+        self._found = state["found"]
         self._codecs = {name: self._variant(rel=None, abs=tau) for name, tau in self._taus.items()}
