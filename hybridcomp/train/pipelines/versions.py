@@ -72,10 +72,8 @@ class Versions:
         """Set the module to compute with the newest weights, until it is set to a version."""
         if self._weights is None:
             self.use(self.newest)
-            return
-        for parameter, leaf in zip(self._parameters.values(), self.leaves.values(), strict=True):
-            parameter.data = leaf.data
-        self._used = None
+        else:
+            self._point(None)
 
     def begin(self) -> None:
         """Begin the next version, as a copy of the newest, for the optimizer to update through ``leaves``.
@@ -112,7 +110,9 @@ class Versions:
         predicted = {} if self._weights is None else {"predicted": self._flat[newest]}
         return {"older": self._flat[1 - newest], **predicted}
 
-    def _point(self, place: int) -> None:
-        for parameter, view in zip(self._parameters.values(), self._views[place], strict=True):
-            parameter.data = view
+    def _point(self, place: int | None) -> None:
+        """Point the parameters to the buffer at a place; None: to the leaves' weights."""
+        weights = [leaf.data for leaf in self.leaves.values()] if place is None else self._views[place]
+        for parameter, one in zip(self._parameters.values(), weights, strict=True):
+            parameter.data = one
         self._used = place
