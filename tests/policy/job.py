@@ -11,6 +11,7 @@ from hybridcomp.policy import Message
 from hybridcomp.policy.adapt.adaptation import Adaptation
 from hybridcomp.policy.toml import parse_policy
 
+DCT = '{ codec = "threshold", feedback = "ef", adapt = "dct:OPTIONS" }'
 SIDCO = '{ codec = "sidco:ratio=0.01", feedback = "ef", adapt = "sidco:OPTIONS" }'
 NAMES = ("first", "second")
 

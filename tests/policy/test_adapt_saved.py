@@ -9,8 +9,8 @@ import pytest
 
 from hybridcomp.policy.adapt.decisions import Decision, files, to_toml
 from tests.policy import job as ranks
-from tests.policy.job import SIDCO, Job, drawn, rule
-from tests.policy.test_adapt import DCT, GRAVAC
+from tests.policy.job import DCT, SIDCO, Job, drawn, rule
+from tests.policy.test_adapt import GRAVAC
 
 SIDCO_4 = SIDCO.replace("0.01", "0.01,stages=4")
 FROZEN = '{ codec = "topk:ratio=0.5", feedback = "ef", adapt = "frozen:FILE" }'
