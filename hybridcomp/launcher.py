@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import shutil
+import socket
 import sys
 import sysconfig
 import time
@@ -165,6 +166,19 @@ def _slurm_tasks_here() -> int | None:
     for count, _, nodes in re.findall(r"(\d+)(\(x(\d+)\))?", tasks):
         each += [int(count)] * min(int(nodes or 1), 1 << 16)
     return each[node] if node is not None and node < len(each) else None
+
+
+def reserve_port() -> socket.socket:
+    """Return a TCP socket that keeps a free port of this host for a server that is yet to start.
+
+    Until the socket is closed, the system gives its port to no one who asks for any free port, and to no outgoing
+    connection. A server that asks for this very port and sets ``SO_REUSEADDR``, as torch's stores do, gets it, since
+    the socket does not listen.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("", 0))
+    return reserved
 
 
 def abort(comm: Any, code: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from hybridcomp.launcher import (
     check_world,
     find_mpiexec,
     inside_mpi,
+    reserve_port,
     torchrun_variables,
 )
 
@@ -166,3 +169,29 @@ def test_without_shared_memory_one_sentence_says_so(tmp_path):
             f"hybridcomp {command[0]}: error: MPI takes 11 MiB for 2 ranks in /dev/shm"
         )
         assert done.stderr.count("\n") == 1
+
+
+IP_LOCAL_PORT_RANGE = 51  # Linux 6.3: the ports that a socket is given automatically
+
+
+def ask_for(port: int) -> socket.socket:
+    """Return a socket that may be given this port alone when it asks for any."""
+    one = socket.socket()
+    one.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("I", port << 16 | port))
+    return one
+
+
+def test_a_reserved_port_goes_to_no_one_who_asks_for_any_and_to_a_server_that_asks_for_it():
+    with reserve_port() as reserved, socket.create_server(("127.0.0.1", 0)) as peer:
+        port = reserved.getsockname()[1]
+        for reuse in (0, 1):
+            with ask_for(port) as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                with pytest.raises(OSError, match="Address already in use"):
+                    other.bind(("127.0.0.1", 0))
+        with ask_for(port) as other, pytest.raises(OSError, match="Cannot assign requested address"):
+            other.connect(peer.getsockname())
+        with socket.create_server(("127.0.0.1", port)) as server:
+            assert server.getsockname()[1] == port
+    with ask_for(port) as other:
+        other.bind(("127.0.0.1", 0))

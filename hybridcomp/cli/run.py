@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import socket
 import sys
 from typing import NoReturn
 
+from hybridcomp.cli.watch import hydra_waits_for_all, run_and_watch
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab.launch import plain, resolve
-from hybridcomp.launcher import check_launcher, check_room, find_mpiexec, inside_mpi, torchrun_variables
+from hybridcomp.launcher import (
+    check_launcher,
+    check_room,
+    find_mpiexec,
+    inside_mpi,
+    reserve_port,
+    torchrun_variables,
+)
 from hybridcomp.plugin import ddp, replace
 
 EXAMPLES = """examples:
@@ -22,7 +29,7 @@ EXAMPLES = """examples:
   srun --mpi=pmi2 -n 8 hybridcomp run --replace gloo -- python train.py     # ranks that Slurm starts
 
 Ranks find RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; MPI knows where rank 0 is, and MASTER_ADDR and
-MASTER_PORT are set, too, where all ranks are on this machine."""
+MASTER_PORT are set, too, where all ranks are on this machine. When a rank fails, the others are ended."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Replace this process: in a rank by the command, else by the mpiexec that starts the ranks.
+    """Run the command where this process is a rank, else replace this process by the mpiexec that starts the ranks.
 
     Raises:
         ConfigError: wrong arguments, or the ranks of a Slurm job are to be started by srun.
@@ -75,6 +82,8 @@ def main(argv: list[str]) -> int:
     if inside_mpi():
         _check_size(arguments.ranks)
         os.environ.update(torchrun_variables())
+        if hydra_waits_for_all():
+            run_and_watch(resolved)
         _become(resolved)
     if "SLURM_JOB_ID" in os.environ:
         ranks = f"-n {arguments.ranks} " if arguments.ranks else ""
@@ -118,8 +127,9 @@ def _start(arguments: argparse.Namespace, argv: list[str]) -> NoReturn:
     launch, variables = plain(find_mpiexec(), ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
     if "MASTER_PORT" not in os.environ:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+        reserved = reserve_port()
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserved.getsockname()[1])}
+        os.set_inheritable(reserved.detach(), True)  # it stays open in mpiexec, which replaces this process
     os.environ.update(variables)
     print(
         f"hybridcomp run: {ranks} rank{'s' * (ranks > 1)} on this machine{_said()}",

@@ -156,9 +156,16 @@ dist.destroy_process_group()
     assert "3 ranks on this machine; policy int8; its groups in the place of gloo" in done.stderr
 
 
-def test_what_is_not_named_stays():
+def test_what_is_not_named_stays_and_its_port_is_kept_for_it():
     done = run(
         """
+import errno, socket
+try:
+    with socket.socket() as other:  # which takes the port if no one else has it, even for a moment
+        other.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+        raise SystemExit("any program may take MASTER_PORT")
+except OSError as error:
+    assert error.errno == errno.EADDRINUSE, error
 dist.init_process_group("gloo")
 say(f"{dist.get_backend()} {total()} {'hybridcomp.torch' in sys.modules}")
 """
@@ -231,5 +238,42 @@ def test_a_rank_that_is_started_already_takes_its_launchers_place(tmp_path: Path
     assert sorted(done.stdout.splitlines()) == [str((str(rank), 3.0)) for rank in range(3)]
 
 
-def test_an_exit_status_is_the_commands():
-    assert run("sys.exit(7 if os.environ['RANK'] == '1' else 0)\n").returncode == 7
+def test_a_rank_that_fails_without_mpi_ends_all():
+    """The others would wait in init_process_group for its half hour."""
+    done = run("sys.exit(7) if os.environ['RANK'] == '0' else dist.init_process_group('gloo')\n")
+    assert done.returncode == 7
+    assert "hybridcomp run: rank 0 failed with exit status 7; ending all ranks" in done.stderr
+
+
+def test_a_rank_that_is_killed_ends_all():
+    done = run("os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else dist.init_process_group('gloo')\n")
+    assert done.returncode == 128 + 9
+    assert "hybridcomp run: rank 1 was ended by signal 9; ending all ranks" in done.stderr
+
+
+def test_signals_of_mpiexec_reach_the_command_once():
+    """mpiexec passes a signal on to its ranks, which save their work and end in their own way."""
+    body = """
+import signal, time
+caught = []
+signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+say(f"ready {os.getpid()}")
+limit = time.monotonic() + 60
+while not caught and time.monotonic() < limit:
+    time.sleep(0.05)
+time.sleep(0.5)
+say(f"caught {caught}")
+"""
+    command = [sys.executable, "-m", "hybridcomp", "run", "-n", "2", "--", python(), "-c", HEAD + body]
+    with subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": PATH}, stdout=subprocess.PIPE, text=True
+    ) as job:
+        try:
+            ready = [job.stdout.readline() for _ in range(2)]
+            assert all(line.startswith("ready") for line in ready), ready
+            job.terminate()
+            printed, _ = job.communicate(timeout=60)
+        finally:
+            job.kill()
+    assert printed.splitlines() == ["caught [15]"] * 2
+    assert job.returncode == 0

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from hybridcomp.lab import Lab, LabError
+from hybridcomp.launcher import reserve_port
 from tests.torch.cases.programs import alone, program, said
 from tests.torch.harness import PATH, mpiexec
 
@@ -293,20 +294,19 @@ def test_hook_over_gloo_reports_an_error_of_its_group() -> None:
 
 
 def test_store_at_a_given_port() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    done = mpiexec(
-        2,
-        *program("""
-        for _ in range(2):
-            dist.init_process_group("hybridcomp")
-            dist.barrier()
-            dist.destroy_process_group()
-        say("well")
-        """),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
+    with reserve_port() as reserved:
+        done = mpiexec(
+            2,
+            *program("""
+            for _ in range(2):
+                dist.init_process_group("hybridcomp")
+                dist.barrier()
+                dist.destroy_process_group()
+            say("well")
+            """),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(reserved.getsockname()[1]),
+        )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["well"] * 2
 
@@ -348,6 +348,12 @@ def test_environment_for_libraries_that_read_it() -> None:
         assert (os.environ["RANK"], os.environ["LOCAL_RANK"]) == (rank, rank)
         assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_WORLD_SIZE"]) == ("3", "3")
         assert os.environ["GROUP_RANK"] == "0"
+        try:
+            with socket.socket() as other:
+                other.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+                raise SystemExit("any program may take MASTER_PORT")
+        except OSError as error:
+            assert "in use" in str(error)
         dist.destroy_process_group()
         dist.init_process_group("gloo")  # by torch's own rendezvous
         t = torch.ones(1)

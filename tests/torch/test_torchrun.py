@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridcomp.launcher import reserve_port
 from tests.torch.harness import PATH
 from tests.warm import python
 
@@ -61,25 +61,27 @@ class Started:
 
     def ranks(self, script: Path, ranks: int, **env: str) -> list[tuple[int, str]]:
         """Run a program as torchrun's like do, which set variables; return each rank's exit status and output."""
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = str(server.getsockname()[1])
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), **env}
-        started = [
-            subprocess.Popen(
-                [python(), str(script)],
-                env={**self.env, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(ranks)
-        ]
-        deadline = time.monotonic() + SECONDS
-        try:
-            printed = [one.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for one in started]
-        finally:
-            for one in started:
-                one.kill()
+        with reserve_port() as reserved:
+            port = str(reserved.getsockname()[1])
+            where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), **env}
+            started = [
+                subprocess.Popen(
+                    [python(), str(script)],
+                    env={**self.env, **where, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                for rank in range(ranks)
+            ]
+            deadline = time.monotonic() + SECONDS
+            try:
+                printed = [
+                    one.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for one in started
+                ]
+            finally:
+                for one in started:
+                    one.kill()
         return [(one.returncode, text) for one, text in zip(started, printed, strict=True)]
 
     def left(self) -> list[str]:

@@ -9,7 +9,12 @@ from typing import Any
 import torch.distributed as dist
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.launcher import reserve_port
 from hybridcomp.torch.backend.rendezvous import addresses
+
+_reserved: list[
+    socket.socket
+] = []  # rank 0's, which keeps the port that was exported last from other programs
 
 
 def export_environment() -> None:
@@ -18,7 +23,7 @@ def export_environment() -> None:
     MPI's launchers set none of them, and libraries made for torchrun (accelerate, for one) start from them. Call it
     once, on all ranks, after ``init_process_group("hybridcomp")``. ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` count the
     ranks that share a host, ``GROUP_RANK`` is the host's number, ``MASTER_ADDR`` and ``MASTER_PORT`` are a free port
-    of rank 0's host.
+    of rank 0's host, which no other program of that host is given meanwhile.
 
     Raises:
         ConfigError: there is no default group yet, or it is another backend's.
@@ -35,8 +40,12 @@ def export_environment() -> None:
     local_rank, local_size = node.rank, node.size
     host = discover(comm.mpi, node).hosts[comm.rank]
     node.Free()
-    with socket.create_server(("", 0)) as server:
-        main = [addresses()[0], str(server.getsockname()[1])]
+    main = ["", ""]
+    if comm.rank == 0:
+        while _reserved:
+            _reserved.pop().close()
+        _reserved.append(reserve_port())
+        main = [addresses()[0], str(_reserved[0].getsockname()[1])]
     dist.broadcast_object_list(main, 0)
     os.environ |= {
         "RANK": str(comm.rank),

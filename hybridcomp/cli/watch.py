@@ -1,0 +1,50 @@
+"""Run a rank's command, and end all ranks when it fails.
+
+MPICH's mpiexec ends the other ranks when one fails that has started MPI. One that has not, as in a program that uses
+gloo, may leave the others waiting for it for as long as their own timeouts last: half an hour, in PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import NoReturn
+
+from hybridcomp.launcher import LAST_WORDS_SECONDS, torchrun_variables
+
+# mpiexec sends a rank's signals to all processes of its group, so the command gets these by itself.
+_COMMANDS_OWN = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def hydra_waits_for_all() -> bool:
+    """Tell whether MPICH's mpiexec started this rank, which waits for all ranks where one fails without MPI.
+
+    Slurm (``--kill-on-bad-exit``) and Open MPI watch the exit status of every rank themselves.
+    """
+    return "PMI_FD" in os.environ and "MPI_LOCALRANKID" in os.environ
+
+
+def run_and_watch(command: list[str]) -> NoReturn:
+    """Run this rank's command and exit with its status, 128 + number after a signal; end all ranks where it fails."""
+    sys.stdout.flush()
+    process = subprocess.Popen(command, close_fds=False)
+    for number in _COMMANDS_OWN:
+        signal.signal(number, signal.SIG_IGN)
+    status = process.wait()
+    if status:
+        if -status not in _COMMANDS_OWN:  # one that was asked to end needs no explanation
+            how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
+            print(
+                f"hybridcomp run: rank {torchrun_variables()['RANK']} {how}; ending all ranks",
+                file=sys.stderr,
+                flush=True,
+            )
+        status = 128 - status if status < 0 else status
+        time.sleep(LAST_WORDS_SECONDS)
+        with suppress(OSError):  # a rank that has left MPI in order has no connection any more
+            os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={status}\n".encode())
+    sys.exit(status)
