@@ -50,6 +50,11 @@ def decide_together(group: dist.ProcessGroup, larger: dist.ProcessGroup) -> None
     _larger[group] = larger
 
 
+def decides_together(group: Any) -> bool:
+    """Tell whether a process group decides by what all ranks of a larger one measure."""
+    return group in _larger
+
+
 def join(comm: Communicator | TorchCommunicator, group: Any) -> None:
     """Have a communicator that was made beside a group's own decide as its group does; collective as the group is."""
     larger = _larger.get(group)

@@ -30,7 +30,7 @@ from hybridcomp.torch.hook.over_torch import TorchOperations
 from hybridcomp.torch.hook.plan import Split, make_split
 from hybridcomp.torch.memory import Arrays, pack, unpack
 from hybridcomp.torch.registry import registry
-from hybridcomp.torch.together import join
+from hybridcomp.torch.together import decides_together, join
 
 Named = Sequence[tuple[str, tuple[int, ...]]]
 """Names and shapes of parameters, in the order in which a buffer holds them."""
@@ -108,6 +108,10 @@ class Averager:
         """
         group = self._joined()
         if group.size() == 1:
+            if self._operations is None and decides_together(group):
+                self._with_operations(
+                    group
+                )  # others of the larger group may have more ranks, and wait for this one
             self._counts.add_alone(buffer.nbytes)
             return None
         operations, adapting = self._with_operations(group), self._adapting

@@ -103,6 +103,14 @@ def case_a_larger_group_that_lacks_a_rank_is_refused_on_all_ranks_under_gloo() -
         )
 
 
+def case_a_group_of_one_rank_is_refused_with_the_others_under_gloo() -> None:
+    group = [new_group("gloo", ranks, ADAPTS) for ranks in ([0], [1, 2, 3])][min(1, dist.get_rank())]
+    hct.decide_together(group, new_group("gloo", [0, 1, 2, 3], ADAPTS))
+    state = hct.HookState(ADAPTS, process_group=group)
+    with pytest.raises(ValueError, match="that of rank 0 has 1, that of rank 1 has 3"):
+        state.average(torch.zeros(8192), lambda: [("w", (8192,))], "k", 0)
+
+
 def case_groups_that_send_unlike_messages_are_told() -> None:
     for backend in BACKENDS:
         policy = parse_policy(
