@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -31,10 +30,12 @@ def hydra_waits_for_all() -> bool:
 def run_and_watch(command: list[str]) -> NoReturn:
     """Run this rank's command and exit with its status, 128 + number after a signal; end all ranks where it fails."""
     sys.stdout.flush()
-    process = subprocess.Popen(command, close_fds=False)
-    for number in _COMMANDS_OWN:
-        signal.signal(number, signal.SIG_IGN)
-    status = process.wait()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _COMMANDS_OWN}
+    heeded = [number for number, action in before.items() if action is not signal.SIG_IGN]
+    pid = os.posix_spawnp(
+        command[0], command, os.environ, setsigdef=[*heeded, signal.SIGPIPE, signal.SIGXFSZ]
+    )  # the last two are ignored by Python
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status:
         if -status not in _COMMANDS_OWN:  # one that was asked to end needs no explanation
             how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
