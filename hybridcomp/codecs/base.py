@@ -21,7 +21,7 @@ from __future__ import annotations
 import abc
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,6 +31,12 @@ from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs import checks, steps
 from hybridcomp.codecs.late import device_codecs
 from hybridcomp.errors import CodecMismatchError, WireError
+
+
+@functools.cache
+def parameters(cls: type) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a codec's constructor."""
+    return inspect.signature(cls).parameters
 
 
 class Codec(abc.ABC):
@@ -316,7 +322,7 @@ class Codec(abc.ABC):
         Parameters of :attr:`seldom` appear in it only where they differ from their defaults.
         """
         words = [self.name]
-        defaults = inspect.signature(type(self)).parameters
+        defaults = parameters(type(self))
         for key, value in self.params.items():
             if key in self.seldom and value == defaults[key].default:
                 continue

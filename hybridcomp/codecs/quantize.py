@@ -109,6 +109,7 @@ class _BlockCodec(KernelCodec):
             "hadamard": self._hadamard,
         }
 
+    @checks.once_a_step
     def at_step(self, step: int) -> Codec:
         if self._rounding == "nearest" and not self._hadamard:
             return self

@@ -8,11 +8,10 @@ Parameters are separated by ``:`` or ``,``; the first one may go without its nam
 from __future__ import annotations
 
 import difflib
-import inspect
 from typing import Any
 
 from hybridcomp import arrays, native, wire
-from hybridcomp.codecs.base import Codec, add_message, decode_message
+from hybridcomp.codecs.base import Codec, add_message, decode_message, parameters
 from hybridcomp.codecs.late import device_codecs
 from hybridcomp.codecs.table import by_name, codec_for, names
 from hybridcomp.errors import UnknownCodecError
@@ -41,7 +40,7 @@ def get_codec(spec: str | Codec, **params: Any) -> Codec:
         close = difflib.get_close_matches(name, names(), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise UnknownCodecError(f"unknown codec {name!r}{hint}; known: {', '.join(names())}")
-    allowed = list(inspect.signature(cls).parameters)
+    allowed = list(parameters(cls))
     if FIRST in given:  # given by its place
         first = given.pop(FIRST)
         if not allowed or allowed[0] in given:

@@ -133,7 +133,10 @@ def test_seeds_and_steps_draw_different_numbers():
     messages = {codec.at_step(step).encode(x).tobytes() for step in range(20)}
     assert len(messages) == 20
     assert codec.at_step(0) == codec
-    assert codec.at_step(3).encode(x).tobytes() == codec.at_step(3).encode(x).tobytes()
+    assert codec.at_step(3) is codec.at_step(3)  # a step's messages share it
+    kept = codec.at_step(3).encode(x).tobytes()
+    assert codec.at_step(4).encode(x).tobytes() != kept
+    assert codec.at_step(3).encode(x).tobytes() == kept
     plain = hc.get_codec("int4")
     assert plain.at_step(5) is plain
 

@@ -83,6 +83,7 @@ class RandomBlockCodec(LinearCodec):
     def params(self) -> dict[str, Any]:
         return {"ratio": self._ratio, "seed": self._seed, "values": self._values.spec}
 
+    @checks.once_a_step
     def at_step(self, step: int) -> RandomBlockCodec:
         return RandomBlockCodec(self._ratio, checks.stepped(self._seed, step), self._values)
 

@@ -43,7 +43,6 @@ whose bits are not all zero, 64 to a little-endian word, then their values, both
 
 from __future__ import annotations
 
-import inspect
 import struct
 from typing import Any
 
@@ -52,6 +51,7 @@ import numpy as np
 from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat, byte_view
 from hybridcomp.codecs import checks
+from hybridcomp.codecs.base import parameters
 from hybridcomp.codecs.linear.base import Array, LinearCodec, Reduced, Reduction, Round, Terms, widened
 from hybridcomp.codecs.linear.bloom import insert, query, words_of
 from hybridcomp.codecs.linear.sketch_plan import Part, plan_expected, plan_union, runs_of
@@ -114,7 +114,7 @@ class SketchCodec(LinearCodec):
             raise ValueError(f"fpr must be a number from 1e-9 to below 1, not {fpr!r}")
         self._fpr, self._density = float(fpr), checks.number("density", density, most=1)
         self.fixed_sums = index == "bloom"
-        defaults = inspect.signature(type(self)).parameters
+        defaults = parameters(type(self))
         for other, names in _PARAMETERS_OF.items():
             for name in names:
                 if other != index and self.params[name] != defaults[name].default:

@@ -109,6 +109,7 @@ class SparseCodec(Codec):
     def select(self, src: Flat) -> Any:
         """Select the elements to send, as the kernels' ``Selected``."""
 
+    @checks.once_a_step
     def at_step(self, step: int) -> Codec:
         values = self._values.at_step(step)
         return self if values is self._values else type(self)(**{**self.params, "values": values})
