@@ -280,6 +280,10 @@ def _check_schedule(config: TrainConfig) -> None:
         raise ConfigError(f"schedule {config.schedule} is of a pipeline: pp must be at least 2, not 1")
     if config.predict_weights:
         _check_prediction(config)
+    if config.synthetic_labels and config.schedule != "local":
+        raise ConfigError(
+            f"synthetic_labels are for stages with losses of their own: schedule must be local, not {config.schedule}"
+        )
     if config.schedule == "interleaved":
         if config.virtual_stages < 2:
             raise ConfigError(

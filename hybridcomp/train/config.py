@@ -45,6 +45,9 @@ class TrainConfig:
     predict_weights: bool = False
     """Compute gradients that are applied a step late, of schedules 2bw, cdp-v1 and cdp-v2, with predicted weights: the
     last update once more. See docs/schedules.md."""
+    synthetic_labels: bool = False
+    """Train the stages of schedule local, but for the last, on random vectors of the next tokens, not by heads of their
+    own. See docs/schedules.md."""
     virtual_stages: int = 1
     """Stages of each pipeline rank, for schedule interleaved. pp * virtual_stages divides layers."""
     stage_layers: tuple[int, ...] | None = None

@@ -241,6 +241,7 @@ def test_scale_draws_curves_for_each_rate_and_policy(files, capsys):
     [
         ({"schedule": "cdp-v1", "micro_batches": 1}, "cdp-v1 is not predicted; allowed: gpipe"),
         ({"sync": "local_sgd:every=4"}, "not predicted: leave sync local_sgd:every=4 out"),
+        ({"pp": 2, "dp": 2, "schedule": "local", "synthetic_labels": True}, "leave synthetic_labels out"),
         ({"tp_autoencoder": 16}, "not predicted: leave tp_autoencoder 16 out"),
         ({"pp": 2, "dp": 2, "pp_neurons": 0.5}, "not predicted: leave pp_neurons 0.5 out"),
     ],

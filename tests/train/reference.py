@@ -7,9 +7,10 @@ import math
 
 import torch
 from torch.func import functional_call
+from torch.nn import functional
 
 from hybridcomp.train.model.experts import Mixture
-from hybridcomp.train.model.gpt import OwnLoss, build_gpt, keep_stage, loss_of
+from hybridcomp.train.model.gpt import OwnLoss, build_gpt, keep_stage, loss_of, synthetic_labels
 from hybridcomp.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
 from tests.train.kept import Kept
 
@@ -141,7 +142,7 @@ class DenseMixture(torch.nn.Module):
 
 
 class LocalReference:
-    """Reference for local updates: stages with heads and losses of their own.
+    """Reference for local updates: stages with losses of their own, by heads or synthetic labels.
 
     Attributes:
         versions: weights of each stage, by version.
@@ -152,7 +153,12 @@ class LocalReference:
     def __init__(self, shape, config) -> None:
         self.config = config
         stages = range(config.pp)
-        self.stages = [keep_stage(build_gpt(shape, config.seed), i, config.pp, own_head=True) for i in stages]
+        labels = config.synthetic_labels
+        self.stages = [
+            keep_stage(build_gpt(shape, config.seed), i, config.pp, own_norm=True, own_head=not labels)
+            for i in stages
+        ]
+        self.labels = [synthetic_labels(shape, config.seed, i) for i in stages] if labels else []
         self.optimizers = [make_optimizer(dict(s.named_parameters()), config) for s in self.stages]
         self.versions = [self._copy()]
         self.losses: list[float] = []
@@ -167,7 +173,12 @@ class LocalReference:
         x = batch[:, :-1]
         for stage, optimizer in zip(self.stages, self.optimizers, strict=True):
             hidden = stage.hidden(x)
-            loss = loss_of(stage.logits(hidden), batch[:, 1:])
+            if self.labels and stage is not self.stages[-1]:
+                norm, wanted = stage.final_norm, self.labels[self.stages.index(stage)][batch[:, 1:]]
+                normed = functional.layer_norm(hidden, hidden.shape[-1:], norm.weight, norm.bias)
+                loss = (normed - wanted).square().mean()
+            else:
+                loss = loss_of(stage.logits(hidden), batch[:, 1:])
             loss.backward()
             squares.append(sum(p.grad.square().sum().item() for p in stage.parameters()))
             if math.sqrt(squares[-1]) > self.config.clip:

@@ -142,6 +142,7 @@ def test_a_missing_file_is_named(tmp_path):
             "--shard zero1 --dp 2 --pp 2 --schedule 2bw",
             "schedule must be one of 1f1b, gpipe, interleaved, not 2bw",
         ),
+        ("--synthetic-labels --pp 2", "schedule must be local, not 1f1b"),
         ("--predict-weights --dp 2", "schedule must be one of 2bw, cdp-v1, cdp-v2, not 1f1b"),
         (
             "--predict-weights --dp 2 --micro-batches 1 --schedule cdp-v1 --shard stages",

@@ -29,6 +29,7 @@ codec = "int8:block=32"
 RUNS = {
     "1f1b": ("--pp 2", 100),
     "2bw": ("--pp 2 --schedule 2bw --predict-weights", 100),
+    "local": ("--pp 2 --schedule local --synthetic-labels", 100),
     "cdp-v1": ("--dp 2 --micro-batches 1 --schedule cdp-v1", 100),
     "one process": ("--dp 1", 300),
     "local_sgd": ("--dp 2 --sync local_sgd:every=150", 200),

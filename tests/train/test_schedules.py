@@ -19,6 +19,7 @@ EXPERTS = "--experts 4 --expert-every 1"
 ZERO = "--shard zero1 --bucket-mb 0.05"
 HANDED = "--shard stages"
 PREDICT = "--predict-weights"
+LABELS = "--synthetic-labels"
 NEURONS = "--pp-neurons 0.3 --pp-neurons-refresh 2"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 # All cases of a number of ranks run in one start of them.
@@ -31,6 +32,7 @@ CASES = {
         TWO,
         f"{TWO} {INTERLEAVED} --optimizer sgd",
         f"{TWO} --schedule local",
+        f"{TWO} --schedule local {LABELS}",
         f"--dp 2 --layers 2 {CYCLIC} cdp-v2 --clip 0",
         f"{TWO} --schedule 2bw {PREDICT}",
         f"--layers 2 --heads 2 {SEQUENCE}",
@@ -53,7 +55,7 @@ CASES = {
         f"{TWO} {SEQUENCE}",
         f"{TWO} {SEQUENCE} {INTERLEAVED} --recompute blocks",
         f"{TWO} {SEQUENCE} --schedule 2bw",
-        f"{TWO} {SEQUENCE} --schedule local",
+        f"{TWO} {SEQUENCE} --schedule local {LABELS}",
         f"{TWO} --dp 2 --schedule gpipe",
         f"{TWO} --tp 2",
         f"{TWO} --dp 2 {INTERLEAVED}",
@@ -61,7 +63,7 @@ CASES = {
         f"{TWO} --dp 2 --schedule 2bw {PREDICT} --optimizer lans",
         "--pp 4 --layers 4 --heads 2 --micro-batches 4 --schedule 2bw",
         "--pp 4 --layers 4 --heads 2 --micro-batches 8 --schedule 2bw",
-        f"{TWO} --dp 2 --schedule local",
+        f"{TWO} --dp 2 --schedule local {LABELS} --optimizer sgd",
         f"{TWO} --tp 2 --schedule local --optimizer lans",
         f"--dp 4 --layers 4 {CYCLIC} cdp-v1",
         f"--dp 4 --layers 4 {CYCLIC} cdp-v2 --clip 0",

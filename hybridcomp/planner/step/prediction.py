@@ -76,6 +76,8 @@ def predict_step(config: TrainConfig, cluster: Cluster, policy: Policy | None = 
         raise ConfigError(
             f"steps with an autoencoder are not predicted: leave tp_autoencoder {config.tp_autoencoder} out"
         )
+    if config.synthetic_labels:
+        raise ConfigError("steps with synthetic labels are not predicted: leave synthetic_labels out")
     if config.pp_neurons:
         raise ConfigError(
             f"steps whose stages send a share of the values are not predicted: leave pp_neurons {config.pp_neurons} out"

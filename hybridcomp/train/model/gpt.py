@@ -173,27 +173,52 @@ class GPT(nn.Module):
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply norm and head to activations [batch, time, d_model], in a stage that has them."""
+        """Apply the norm, and the head where there is one, to activations [batch, time, d_model]."""
         assert self.final_norm is not None
-        assert self.head is not None
-        return self.head(self.final_norm(hidden))  # type: ignore[no-any-return]
+        normed: Tensor = self.final_norm(hidden)
+        return normed if self.head is None else self.head(normed)
 
 
 class OwnLoss(nn.Module):
-    """Stage with a head of its own although others follow.
+    """Stage with a loss of its own although others follow: by a head of its own, or by synthetic labels.
 
     Args:
-        stage: stage with norm and head.
+        stage: stage with a norm, and without labels a head.
+        labels: vectors of the tokens, [vocab_size, d_model], that the stage learns to turn its input to; or None.
     """
 
-    def __init__(self, stage: GPT) -> None:
+    labels: Tensor | None
+
+    def __init__(self, stage: GPT, labels: Tensor | None = None) -> None:
         super().__init__()
         self.stage = stage
+        self.register_buffer("labels", labels, persistent=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the stage's activations, cut off from autograd, for the next stage; and its own logits."""
+        """Return the stage's activations, cut off from autograd, for the next stage; and what its loss is of."""
         hidden = self.stage.hidden(x)
         return hidden.detach(), self.stage.logits(hidden)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Compute the stage's loss: mean cross-entropy, or the mean square distance to the targets' labels.
+
+        Args:
+            output: second tensor of :meth:`forward`.
+            targets: next tokens, int64 [batch, time].
+        """
+        if self.labels is None:
+            return loss_of(output, targets)
+        return functional.mse_loss(output, self.labels[targets])
+
+
+def synthetic_labels(shape: ModelShape, seed: int, index: int) -> Tensor:
+    """Draw a stage's label for each token: standard normal values, [vocab_size, d_model], alike on all ranks.
+
+    Karadag, Topaloglu 2024, "Partitioned Neural Network Training via Synthetic Intermediate Labels" (arXiv
+    2403.11204).
+    """
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + index + 1) % 2**63)
+    return torch.randn(shape.vocab_size, shape.d_model, generator=generator)
 
 
 def build_gpt(shape: ModelShape, seed: int) -> GPT:
@@ -214,7 +239,13 @@ def build_gpt(shape: ModelShape, seed: int) -> GPT:
 
 
 def keep_stage(
-    model: GPT, index: int, count: int, blocks: Iterable[int] | None = None, *, own_head: bool = False
+    model: GPT,
+    index: int,
+    count: int,
+    blocks: Iterable[int] | None = None,
+    *,
+    own_norm: bool = False,
+    own_head: bool = False,
 ) -> GPT:
     """Drop the parts of ``model`` that stage ``index`` of ``count`` does not hold, and return it.
 
@@ -223,7 +254,7 @@ def keep_stage(
         index: number of the stage, from 0.
         count: number of all stages.
         blocks: numbers of its blocks; None: all stages have equally many, and ``count`` divides the layers.
-        own_head: whether the stage keeps norm and head although it is not the last, for a loss of its own.
+        own_norm, own_head: whether the stage keeps them although it is not the last, for a loss of its own.
     """
     per_stage = model.shape.layers // count
     mine = range(index * per_stage, (index + 1) * per_stage) if blocks is None else blocks
@@ -231,9 +262,9 @@ def keep_stage(
     model.neurons = nn.ModuleDict({i: kept for i, kept in model.neurons.items() if int(i) in mine})
     if index != 0:
         model.embed = None
-    if index != count - 1 and not own_head:
-        model.final_norm = None
-        model.head = None
+    if index != count - 1:
+        model.final_norm = model.final_norm if own_norm else None
+        model.head = model.head if own_head else None
     return model
 
 

@@ -16,7 +16,7 @@ from hybridcomp.policy import Policy
 from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.model.embedding import COPIES, SharedEmbedding, is_shared
 from hybridcomp.train.model.experts import make_group, spread_experts
-from hybridcomp.train.model.gpt import GPT, ModelShape, OwnLoss, build_gpt, keep_stage
+from hybridcomp.train.model.gpt import GPT, ModelShape, OwnLoss, build_gpt, keep_stage, synthetic_labels
 from hybridcomp.train.model.precision import compute_in_bf16
 from hybridcomp.train.model.recompute import recompute_blocks
 from hybridcomp.train.parallel.residual_stream import stream_of
@@ -127,7 +127,9 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
     stages = []
     for index in indices:
         whole = build_gpt(shape, config.seed)
-        model = keep_stage(whole, index, count, config.blocks_of(index), own_head=config.schedule == "local")
+        local = config.schedule == "local"
+        own = {"own_norm": local, "own_head": local and not config.synthetic_labels}
+        model = keep_stage(whole, index, count, config.blocks_of(index), **own)
         if config.dtype == "bf16":
             compute_in_bf16(model)
         if config.tp > 1:
@@ -143,9 +145,9 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
             streamed = hct.stream_linear(
                 model, config.stream_rank, process_group=topology.group("dp"), policy=policy, init_sync=False
             )
-        own = spread_experts(model, group, config.balance_loss / config.micro_batches)
-        apart |= own
-        module, hook = _replicate(model, index, own, config, policy, topology)
+        experts = spread_experts(model, group, config.balance_loss / config.micro_batches)
+        apart |= experts
+        module, hook = _replicate(model, index, experts, config, policy, topology)
         stages.append(Stage(index, count, module, model, hook))
     parameters = {name: p for stage in stages for name, p in stage.plain.named_parameters()}
     embedding = None
@@ -164,7 +166,10 @@ def _replicate(
     It is in DDP where there are replicas, unless something else sums gradients. Parameters in ``apart`` are no
     replicas.
     """
-    module: nn.Module = OwnLoss(model) if config.schedule == "local" else model
+    module: nn.Module = model
+    if config.schedule == "local":
+        labels = None if model.head is not None else synthetic_labels(model.shape, config.seed, index)
+        module = OwnLoss(model, labels)
     if config.dp == 1 or config.schedule in CYCLIC or config.shard != "none" or config.sync is not None:
         return module, None
     # A shared embedding's gradient is summed over the stages, too; and replicas change buffers alike by themselves.

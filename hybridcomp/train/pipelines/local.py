@@ -4,6 +4,10 @@ The method is the "greedy" local parallelism of Laskin et al. 2020, "Parallel Tr
 Updates" (arXiv 2012.03837). A stage's loss is the cross-entropy of its own norm and head on its activations; the next
 stage gets the activations, cut off from autograd. The last stage's is the model's own loss. Stages wait for each other
 only for activations: each clips its gradient to the limit by its own norm, and updates at once.
+
+With ``synthetic_labels`` a stage but the last has no head: its loss is the mean square distance of its normed
+activations to random vectors of the next tokens (:func:`~hybridcomp.train.model.gpt.synthetic_labels`), all stages at
+the same time, where the authors train one after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from collections import deque
 
 from torch.nn.parallel import DistributedDataParallel
 
-from hybridcomp.train.model.gpt import loss_of
+from hybridcomp.train.model.gpt import OwnLoss
 from hybridcomp.train.optimizer.update import Report, Result
 from hybridcomp.train.parallel.residual_stream import stream_of
 from hybridcomp.train.parallel.scopes import activations_of
@@ -39,15 +43,17 @@ class Local(Schedule):
             self._activations.expect(count)
         module = self._stage.module
         ddp = module if isinstance(module, DistributedDataParallel) else None
+        own = module if ddp is None else ddp.module
+        assert isinstance(own, OwnLoss)
         total = 0.0
         for i, micro in enumerate(self.run.batch(step).chunk(count)):
             x = micro[:, :-1] if self._stage.is_first else self._activations.take()
             with contextlib.nullcontext() if i == count - 1 or ddp is None else ddp.no_sync():
-                activations, logits = module(x)
+                activations, output = module(x)
                 if not self._stage.is_last:
                     with activations_of(self._stage):
                         self._onward.send(activations)
-                loss = loss_of(logits, micro[:, 1:]) / count
+                loss = own.loss(output, micro[:, 1:]) / count
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         self.updater.complete_gradients()
