@@ -25,13 +25,21 @@ def total(group=None):
 """
 
 
+def command(body: str, *options: str, ranks: int = 2) -> list[str]:
+    how = ["-n", str(ranks), *options, "--", python(), "-c", HEAD + body]
+    return [sys.executable, "-m", "hybridcomp", "run", *how]
+
+
+def environment(**env: str) -> dict[str, str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
+    return {**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env}
+
+
 def run(body: str, *options: str, ranks: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a program by ``hybridcomp run``."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "HYBRIDCOMP", "MASTER_"))}
-    command = [sys.executable, "-m", "hybridcomp", "run", "-n", str(ranks), *options]
     return subprocess.run(
-        [*command, "--", python(), "-c", HEAD + body],
-        env={**clean, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", **env},
+        command(body, *options, ranks=ranks),
+        env=environment(**env),
         capture_output=True,
         text=True,
         timeout=100,
@@ -238,6 +246,10 @@ def test_a_rank_that_is_started_already_takes_its_launchers_place(tmp_path: Path
     assert sorted(done.stdout.splitlines()) == [str((str(rank), 3.0)) for rank in range(3)]
 
 
+def test_an_exit_status_is_the_commands():
+    assert run("sys.exit(7 if os.environ['RANK'] == '1' else 0)\n").returncode == 7
+
+
 def test_a_rank_that_fails_without_mpi_ends_all():
     """The others would wait in init_process_group for its half hour."""
     done = run("sys.exit(7) if os.environ['RANK'] == '0' else dist.init_process_group('gloo')\n")
@@ -264,10 +276,7 @@ while not caught and time.monotonic() < limit:
 time.sleep(0.5)
 say(f"caught {caught}")
 """
-    command = [sys.executable, "-m", "hybridcomp", "run", "-n", "2", "--", python(), "-c", HEAD + body]
-    with subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": PATH}, stdout=subprocess.PIPE, text=True
-    ) as job:
+    with subprocess.Popen(command(body), env=environment(), stdout=subprocess.PIPE, text=True) as job:
         try:
             ready = [job.stdout.readline() for _ in range(2)]
             assert all(line.startswith("ready") for line in ready), ready
