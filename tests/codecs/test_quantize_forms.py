@@ -73,6 +73,29 @@ def test_offsets_are_the_models(bits, rounding, dtype, name):
         np.testing.assert_array_equal(out, np.concatenate(values))
 
 
+@pytest.mark.parametrize("name", common.isas())
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("block", [24, 128, 4096])
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_stochastic_rounding_is_the_models(bits, block, dtype, name):
+    limit, seed = 2 ** (bits - 1) - 1, 7 + (5 << 32)
+    for n in (1, 23, 127, 128, 129, 1000, 4097):
+        x = common.gaussian(n).astype(dtype)
+        kind = np.float64 if dtype == "float64" else np.float32
+        noise = dither(seed + 1, n, kind)
+        scales, integers = [], []
+        for at in range(0, n, block):
+            part = x[at : at + block].astype(kind)
+            peak = np.abs(part).max()
+            q = np.rint(part * (kind(limit) / peak) + noise[at : at + block])
+            scales.append(peak / kind(limit))
+            integers.append(np.clip(q, -limit, limit).astype(np.int32))
+        with common.isa(name):
+            msg = hc.get_codec(f"int{bits}", block=block, rounding="stochastic", seed=seed).encode(x)
+        expected = np.array([block, 0], np.uint32).tobytes() + np.array(scales, kind).tobytes()
+        assert msg[32:].tobytes() == expected + packed(np.concatenate(integers), bits, block)
+
+
 def hadamard(x: np.ndarray) -> np.ndarray:
     """Transform in stages of distance 1, 2, 4, ... in x's own type."""
     x = x.copy()

@@ -19,6 +19,10 @@ constexpr std::size_t bytes_of(std::size_t m) {  // bytes of the packed integers
   return (m + 8 / Bits - 1) / (8 / Bits);
 }
 
+// Return the key of a rounding's random numbers: a stream of its own, since the transform's signs draw from
+// the seed's.
+inline RandomKey rounding_key(std::uint64_t seed, std::uint32_t high) { return random_key(seed + 1, high); }
+
 template <typename T>
 void range_of(const T* x, std::size_t m, typename Real<T>::Signed* low, typename Real<T>::Signed* high) {
   typename Real<T>::Signed a = *low, b = *high;
@@ -122,13 +126,11 @@ struct GeneralEncoder {
         q[i] = static_cast<std::int32_t>(quantized(x[i] * half - offset, inverse));
       return;
     }
-    // The rounding has its own random stream: the transform's signs draw from the seed's.
-    const std::uint64_t seed = format.seed + 1;
     for (std::size_t i = 0; i < len;) {
       const std::uint64_t index = first + i;
       const std::uint64_t rest = (std::uint64_t(1) << 32) - (index & 0xFFFFFFFFu);
       const std::size_t end = len - i < rest ? len : i + static_cast<std::size_t>(rest);
-      const RandomKey key = random_key(seed, static_cast<std::uint32_t>(index >> 32));
+      const RandomKey key = rounding_key(format.seed, static_cast<std::uint32_t>(index >> 32));
       const std::uint32_t base = static_cast<std::uint32_t>(index) - static_cast<std::uint32_t>(i);
       for (; i < end; ++i) {
         const std::uint32_t bits = random_bits(key, base + static_cast<std::uint32_t>(i));
@@ -188,10 +190,10 @@ struct GeneralEncoder {
           std::memset(q + b, 0, len);
           continue;
         }
-        std::memset(fields, 0, sizeof(fields));
         for (std::size_t part = 0; part < kParts; ++part) {
           const std::size_t begin = part * bytes + b;
           const std::size_t count = begin < m ? smaller(len, m - begin) : 0;
+          std::memset(fields[part] + count, 0, (len - count) * sizeof(fields[part][0]));
           if (!count) continue;
           const T* x = whole ? whole + begin : view<D>(src + (at + begin) * kSize, count, buffer);
           integers(x, count, first + at + begin, scale.offset, scale.inverse, fields[part]);

@@ -8,55 +8,72 @@ namespace {
 
 constexpr std::size_t kUsualBlock = 128;
 
-template <typename T, std::size_t N>
-void quantize8(const T* __restrict x, std::size_t m, T inverse, std::uint8_t* __restrict q) {
+// Roundings of a block's values to integers. Both are called with the value's index in the block.
+template <typename T>
+struct ToNearest {
+  T inverse;
+  std::int32_t operator()(T x, std::size_t) const { return static_cast<std::int32_t>(quantized(x, inverse)); }
+};
+
+template <typename T, int Bits>
+struct AtRandom {
+  T inverse;
+  RandomKey key;
+  std::uint32_t first;  // low half of the index of the block's first element; all share the high half
+  std::int32_t operator()(T x, std::size_t i) const {
+    const std::uint32_t bits = random_bits(key, first + static_cast<std::uint32_t>(i));
+    return clamped(quantized_stochastic(x, inverse, bits), -limit_of<Bits>(), limit_of<Bits>());
+  }
+};
+
+template <typename T, std::size_t N, typename Rounding>
+void quantize8(const T* __restrict x, std::size_t m, Rounding round, std::uint8_t* __restrict q) {
   const std::size_t n = N ? N : m;
-  for (std::size_t i = 0; i < n; ++i) q[i] = static_cast<std::uint8_t>(quantized(x[i], inverse));
+  for (std::size_t i = 0; i < n; ++i) q[i] = static_cast<std::uint8_t>(round(x[i], i));
 }
 
-// Quantize values to m bytes of nibbles: `low` for the low nibbles, `high` for the high ones.
-template <typename T, std::size_t N>
-void quantize4(const T* __restrict low, const T* __restrict high, std::size_t m, T inverse,
+// Quantize values to m bytes of nibbles: x[i] for the low ones, x[half + i] for the high ones.
+template <typename T, std::size_t N, typename Rounding>
+void quantize4(const T* __restrict x, std::size_t half, std::size_t m, Rounding round,
                std::uint8_t* __restrict q) {
   const std::size_t n = N ? N : m;
-  for (std::size_t i = 0; i < n; ++i)
-    q[i] = pack_nibbles(static_cast<std::int32_t>(quantized(low[i], inverse)),
-                        static_cast<std::int32_t>(quantized(high[i], inverse)));
+  const std::size_t h = N ? N : half;
+  for (std::size_t i = 0; i < n; ++i) q[i] = pack_nibbles(round(x[i], i), round(x[h + i], h + i));
 }
 
 // Quantize values to m bytes of four 2-bit fields: field f of byte i from x[f * quarter + i].
-template <typename T, std::size_t N>
-void quantize2(const T* __restrict x, std::size_t quarter, std::size_t m, T inverse,
+template <typename T, std::size_t N, typename Rounding>
+void quantize2(const T* __restrict x, std::size_t quarter, std::size_t m, Rounding round,
                std::uint8_t* __restrict q) {
   const std::size_t n = N ? N : m;
   const std::size_t h = N ? N : quarter;
   for (std::size_t i = 0; i < n; ++i) {
-    const std::int32_t a = static_cast<std::int32_t>(quantized(x[i], inverse));
-    const std::int32_t b = static_cast<std::int32_t>(quantized(x[h + i], inverse));
-    const std::int32_t c = static_cast<std::int32_t>(quantized(x[2 * h + i], inverse));
-    const std::int32_t d = static_cast<std::int32_t>(quantized(x[3 * h + i], inverse));
+    const std::int32_t a = round(x[i], i);
+    const std::int32_t b = round(x[h + i], h + i);
+    const std::int32_t c = round(x[2 * h + i], 2 * h + i);
+    const std::int32_t d = round(x[3 * h + i], 3 * h + i);
     q[i] = static_cast<std::uint8_t>((a & 3) | ((b & 3) << 2) | ((c & 3) << 4) | ((d & 3) << 6));
   }
 }
 
 // Quantize values of a block that is already in its computing type.
-template <typename T, int Bits, std::size_t N>
-void quantize_values(const T* x, std::size_t m, T inverse, std::uint8_t* q) {
+template <typename T, int Bits, std::size_t N, typename Rounding>
+void quantize_values(const T* x, std::size_t m, Rounding round, std::uint8_t* q) {
   if constexpr (Bits == 8) {
-    quantize8<T, N>(x, m, inverse, q);
+    quantize8<T, N>(x, m, round, q);
   } else if constexpr (Bits == 4) {
     const std::size_t half = (m + 1) / 2;
-    quantize4<T, N / 2>(x, x + half, m / 2, inverse, q);
-    if (m % 2) q[half - 1] = pack_nibbles(static_cast<std::int32_t>(quantized(x[half - 1], inverse)), 0);
+    quantize4<T, N / 2>(x, half, m / 2, round, q);
+    if (m % 2) q[half - 1] = pack_nibbles(round(x[half - 1], half - 1), 0);
   } else {
     const std::size_t quarter = (m + 3) / 4;
     const std::size_t full =
         m > 3 * quarter ? m - 3 * quarter : 0;  // bytes of which all four fields are used
-    quantize2<T, N / 4>(x, quarter, full, inverse, q);
+    quantize2<T, N / 4>(x, quarter, full, round, q);
     for (std::size_t i = N ? N / 4 : full; i < quarter; ++i) {
       std::uint32_t byte = 0;
       for (std::size_t part = 0, at = i; at < m; ++part, at += quarter)
-        byte |= (static_cast<std::uint32_t>(quantized(x[at], inverse)) & 3u) << (2 * part);
+        byte |= (static_cast<std::uint32_t>(round(x[at], at)) & 3u) << (2 * part);
       q[i] = static_cast<std::uint8_t>(byte);
     }
   }
@@ -64,9 +81,10 @@ void quantize_values(const T* x, std::size_t m, T inverse, std::uint8_t* q) {
 
 // Quantize m <= kTile values: whole blocks, the last of which may be short. All peaks are found first, then
 // all scales, then all integers: one block after another would wait for each block's maximum and divisions in
-// turn.
-template <typename T, int Bits>
-void quantize_tile(const T* x, std::size_t m, std::size_t block, std::uint8_t* scales, std::uint8_t* q) {
+// turn. `rounding(inverse, i)` returns the rounding of the block that begins at element i.
+template <typename T, int Bits, typename RoundingOf>
+void quantize_tile(const T* x, std::size_t m, std::size_t block, RoundingOf rounding, std::uint8_t* scales,
+                   std::uint8_t* q) {
   typename Real<T>::Bits peaks[kTile / kMinBlock];
   T stored[kTile / kMinBlock], inverse[kTile / kMinBlock];
   const std::size_t blocks = blocks_of(m, block);
@@ -89,24 +107,25 @@ void quantize_tile(const T* x, std::size_t m, std::size_t block, std::uint8_t* s
     if (inverse[b] == T(0))  // zero or not finite
       std::memset(q, 0, bytes);
     else if (len == kUsualBlock)
-      quantize_values<T, Bits, kUsualBlock>(x + b * block, len, inverse[b], q);
+      quantize_values<T, Bits, kUsualBlock>(x + b * block, len, rounding(inverse[b], b * block), q);
     else
-      quantize_values<T, Bits, 0>(x + b * block, len, inverse[b], q);
+      quantize_values<T, Bits, 0>(x + b * block, len, rounding(inverse[b], b * block), q);
     q += bytes;
   }
 }
 
-// Quantize n elements in blocks of at most a tile.
-template <DTypeCode D, int Bits>
-void quantize_all(const std::uint8_t* src, std::size_t n, std::size_t block, std::uint8_t* scales,
-                  std::uint8_t* q) {
+// Quantize n elements in blocks of at most a tile; `rounding` as above.
+template <DTypeCode D, int Bits, typename RoundingOf>
+void quantize_all(const std::uint8_t* src, std::size_t n, std::size_t block, RoundingOf rounding,
+                  std::uint8_t* scales, std::uint8_t* q) {
   using T = ComputeOf<D>;
   constexpr std::size_t kSize = sizeof(StorageOf<D>);
   alignas(64) T buffer[kTile];
   const std::size_t step = kTile / block * block;
   for (std::size_t at = 0; at < n; at += step) {
     const std::size_t m = smaller(step, n - at);
-    quantize_tile<T, Bits>(view<D>(src + at * kSize, m, buffer), m, block, scales, q);
+    const auto here = [&](T inverse, std::size_t i) { return rounding(inverse, at + i); };
+    quantize_tile<T, Bits>(view<D>(src + at * kSize, m, buffer), m, block, here, scales, q);
     scales += blocks_of(m, block) * sizeof(T);
     q += packed_bytes(m, static_cast<std::uint32_t>(block), Bits);
   }
@@ -115,12 +134,22 @@ void quantize_all(const std::uint8_t* src, std::size_t n, std::size_t block, std
 template <int Bits>
 void quantize_bits(const std::uint8_t* src, DTypeCode dtype, std::size_t n, std::uint64_t first,
                    const BlockFormat& format, bool stochastic, std::uint8_t* scales, std::uint8_t* packed) {
-  const bool plain = format.symmetric && !format.hadamard && !stochastic && format.block <= kTile;
+  const bool plain = format.symmetric && !format.hadamard && format.block <= kTile;
+  const bool one_key = n <= (std::uint64_t(1) << 32) - (first & 0xFFFFFFFFu);
   with_dtype(dtype, [&]<DTypeCode D>() {
-    if (plain)
-      quantize_all<D, Bits>(src, n, format.block, scales, packed);
-    else
+    using T = ComputeOf<D>;
+    if (plain && !stochastic) {
+      const auto rounding = [](T inverse, std::size_t) { return ToNearest<T>{inverse}; };
+      quantize_all<D, Bits>(src, n, format.block, rounding, scales, packed);
+    } else if (plain && one_key) {
+      const RandomKey key = rounding_key(format.seed, static_cast<std::uint32_t>(first >> 32));
+      const auto rounding = [&](T inverse, std::size_t i) {
+        return AtRandom<T, Bits>{inverse, key, static_cast<std::uint32_t>(first + i)};
+      };
+      quantize_all<D, Bits>(src, n, format.block, rounding, scales, packed);
+    } else {
       GeneralEncoder<D, Bits>{format, stochastic}.run(src, n, first, scales, packed);
+    }
   });
 }
 

@@ -143,8 +143,8 @@ constexpr CodecEntry entry(std::uint8_t id) {
 }  // namespace
 
 Encoder quantize_encoder(const BlockFormat& format, bool stochastic, CodecId id) {
-  const bool plain = format.symmetric && !format.hadamard && !stochastic;
-  return {{id, plain ? format.bits : 0, plain ? format.block : 0},
+  const bool plain = format.symmetric && !format.hadamard;
+  return {{id, plain ? format.bits : 0, plain ? format.block : 0, stochastic, format.seed},
           [=](std::size_t n, DTypeCode dtype) { return sizeof(Header) + payload_bytes(n, dtype, format); },
           [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
               std::uint8_t* out) {

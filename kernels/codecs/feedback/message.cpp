@@ -62,25 +62,25 @@ std::size_t encode_tiles(const Kernels& k, const CodecIdentity& codec, DTypeCode
                          int threads, std::uint8_t* out, Correct correct, Keep keep) {
   const bool wide = dtype == kFloat64;
   const std::size_t tile = fused_tile(codec.block);
-  const BlockFormat format{codec.block, codec.bits, true, false, 0};
+  const BlockFormat format{codec.block, codec.bits, true, false, codec.seed};
   const QuantizePrefix prefix{codec.block, 0};
   const auto scales_of = [&](std::size_t e) { return blocks_of(e, codec.block) * scale_bytes(wide); };
   const auto packed_of = [&](std::size_t e) { return packed_bytes(e, codec.block, codec.bits); };
-  return write_fixed(k, {codec.id, sum_type(wide), &prefix, sizeof(prefix)}, n, tile, threads, out, scales_of,
-                     packed_of,
-                     [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
-                       alignas(64) std::uint8_t corrected[kLongestFused * 8], decoded[kLongestFused * 8];
-                       alignas(64) std::uint8_t state[kLongestFused * 8];
-                       for (std::size_t i = 0; i < m; i += tile) {
-                         const std::size_t len = std::min(tile, m - i);
-                         std::uint8_t* const s = scales + scales_of(i);
-                         std::uint8_t* const p = packed + packed_of(i);
-                         correct(at + i, len, state, corrected);
-                         k.block->quantize(corrected, sum_type(wide), len, 0, format, false, s, p);
-                         k.block->dequantize(s, p, wide, len, 0, format, decoded, sum_type(wide), false);
-                         keep(at + i, len, state, corrected, decoded);
-                       }
-                     });
+  return write_fixed(
+      k, {codec.id, sum_type(wide), &prefix, sizeof(prefix)}, n, tile, threads, out, scales_of, packed_of,
+      [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* packed) {
+        alignas(64) std::uint8_t corrected[kLongestFused * 8], decoded[kLongestFused * 8];
+        alignas(64) std::uint8_t state[kLongestFused * 8];
+        for (std::size_t i = 0; i < m; i += tile) {
+          const std::size_t len = std::min(tile, m - i);
+          std::uint8_t* const s = scales + scales_of(i);
+          std::uint8_t* const p = packed + packed_of(i);
+          correct(at + i, len, state, corrected);
+          k.block->quantize(corrected, sum_type(wide), len, at + i, format, codec.stochastic, s, p);
+          k.block->dequantize(s, p, wide, len, 0, format, decoded, sum_type(wide), false);
+          keep(at + i, len, state, corrected, decoded);
+        }
+      });
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const 
   const std::size_t size = scale_bytes(wide);
   const bool streams = n * size >= kStreamed;
   std::atomic<bool> good{true};
-  if (codec.bits == 8 && codec.block <= kLongestTile && ranks == 1) {
+  if (codec.bits == 8 && !codec.stochastic && codec.block <= kLongestTile && ranks == 1) {
     const QuantizePrefix prefix{codec.block, 0};
     const std::size_t bytes = write_fixed(
         k, {codec.id, sum_type(wide), &prefix, sizeof(prefix)}, n, fused_tile(codec.block), threads, out,

@@ -14,10 +14,13 @@ struct CodecId {
 struct CodecIdentity {
   CodecId id = {};
 
-  // Bits of an integer and elements of a block, if messages hold blocks' integers, rounded to nearest, and
-  // scales, and nothing more. Else 0.
+  // Bits of an integer and elements of a block, if messages hold blocks' integers and scales, and nothing
+  // more. Else 0.
   int bits = 0;
   std::uint32_t block = 0;
+
+  bool stochastic = false;  // integers are rounded at random, by `seed`; else to nearest
+  std::uint64_t seed = 0;
 
   bool sparse = false;  // messages hold some of the elements, as they are (codecs/sparse/message.hpp)
 };

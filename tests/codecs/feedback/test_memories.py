@@ -18,7 +18,18 @@ from hybridcomp.codecs.sparse.base import SparseCodec
 from tests.codecs import common
 
 # Encoded in one pass, in one pass of some spans only, and in steps; OTHERS have no encoder of the kernels.
-SPECS = ["int8", "int4:block=24", "int8:block=16384", "topk:ratio=0.1", "fp8", "bf16", "none", "sign"]
+SPECS = [
+    "int8",
+    "int4:block=24",
+    "int8:block=16384",
+    "int8:rounding=stochastic",
+    "int2:block=48:rounding=stochastic:seed=7",
+    "topk:ratio=0.1",
+    "fp8",
+    "bf16",
+    "none",
+    "sign",
+]
 OTHERS = ["lossless", "topk:ratio=0.1:values=int8"]
 CUTS = [0, 256, 256, 1_000, 2_304, 3_000]
 
@@ -74,7 +85,9 @@ def test_encoders_say_whose_they_are():
         if codec.encoder is None:
             continue
         found += 1
-        blocks = codec.integer_blocks or (0, 0)
+        params = codec.params
+        plain = params.get("symmetric") and not params.get("hadamard")
+        blocks = (codec.bits, params["block"]) if plain else (0, 0)
         sparse = isinstance(codec, SparseCodec)
         assert codec.encoder.identity == (codec.wire_id, codec.params_hash, *blocks, sparse), spec
         # A memory relies on the kernels to decode what they encode.
