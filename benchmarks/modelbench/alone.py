@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from hybridcomp.cli import calibrate
+from hybridcomp.cli.calibration import machine
 from hybridcomp.perfmodel import BUILT_IN
 
 
@@ -16,8 +16,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
     comm = MPI.COMM_WORLD
-    hosts, _ = calibrate.hosts_of(comm)
-    profile, notes = calibrate.calibrate(comm, hosts, BUILT_IN, calibrate.THOROUGH)
+    hosts, _ = machine.hosts_of(comm)
+    profile, notes = machine.calibrate(comm, hosts, BUILT_IN, machine.THOROUGH)
     if comm.rank == 0:
         profile.write(args.out)
         print(*notes, sep="\n")

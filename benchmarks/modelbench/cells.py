@@ -19,7 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.cli.collective_timing import communicator, prepared, repeat
+from hybridcomp.cli.calibration.timing import communicator, prepared, repeat
 from hybridcomp.perfmodel.fitting import CHUNK
 
 

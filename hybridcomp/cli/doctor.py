@@ -114,16 +114,16 @@ def main(argv: list[str]) -> int:
 
 def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namespace) -> int:
     """Run the rest on each rank of ``comm``; return rank 0's exit code."""
-    from hybridcomp.cli import calibrate, calibrate_collectives, ranks  # noqa: PLC0415  (need MPI)
+    from hybridcomp.cli.calibration import collectives, machine, ranks  # noqa: PLC0415  (need MPI)
 
-    hosts, shares_memory = calibrate.hosts_of(comm)
+    hosts, shares_memory = machine.hosts_of(comm)
     findings.sections["MPI"] = inspection.mpi(comm, hosts.count, shares_memory)
     calibrated = measured = None
-    effort = calibrate.QUICK if arguments.quick else calibrate.THOROUGH
+    effort = machine.QUICK if arguments.quick else machine.THOROUGH
     if arguments.calibrate and ranks.agreed(comm, not findings.problems):
-        profile, more = calibrate.calibrate(comm, hosts, _old(), effort)
-        measured, why = calibrate_collectives.measure(comm, hosts, effort)
-        compute, notes = calibrate.compute(comm, effort)
+        profile, more = machine.calibrate(comm, hosts, _old(), effort)
+        measured, why = collectives.measure(comm, hosts, effort)
+        compute, notes = machine.compute(comm, effort)
         others = "" if compute is None else f"\n{compute.to_toml()}"
         calibrated = Calibrated(profile, others, [*more, *why, *notes], {})
     if comm.rank:
@@ -131,7 +131,7 @@ def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namesp
     code = _WRONG_INPUT
     try:
         if calibrated is not None and measured is not None:
-            profile, errors, notes = calibrate_collectives.refine(calibrated.profile, measured, effort)
+            profile, errors, notes = collectives.refine(calibrated.profile, measured, effort)
             calibrated = Calibrated(profile, calibrated.others, [*calibrated.notes, *notes], errors)
         code = _tell(findings, arguments, calibrated)
     finally:  # the others wait for rank 0

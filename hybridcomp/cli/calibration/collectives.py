@@ -15,9 +15,9 @@ from mpi4py import MPI
 from rich.console import Console
 from rich.progress import track
 
-from hybridcomp.cli.calibrate import Effort
-from hybridcomp.cli.collective_timing import communicator, prepared, repeat
-from hybridcomp.cli.ranks import agreed
+from hybridcomp.cli.calibration.machine import Effort
+from hybridcomp.cli.calibration.ranks import agreed
+from hybridcomp.cli.calibration.timing import communicator, prepared, repeat
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives import Communicator
 from hybridcomp.collectives.algorithms.selection import OPERATIONS as SELECTABLE

@@ -17,8 +17,8 @@ from mpi4py import MPI
 from rich.console import Console
 from rich.progress import track
 
-from hybridcomp.cli.collective_timing import communicator
-from hybridcomp.cli.ranks import TIMEOUT, agreed, gathered, middle, rest, wait
+from hybridcomp.cli.calibration.ranks import TIMEOUT, agreed, gathered, middle, rest, wait
+from hybridcomp.cli.calibration.timing import communicator
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives import Communicator
 from hybridcomp.collectives.transport.shared_memory import connect_peers, own_pool

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from hybridcomp.cli.ranks import TIMEOUT, gathered
+from hybridcomp.cli.calibration.ranks import TIMEOUT, gathered
 from hybridcomp.collectives import Communicator
 from hybridcomp.collectives.algorithms.selection import CHUNK_VARIABLE, VARIABLE
 

@@ -1,0 +1,1 @@
+"""Measure a profile on all ranks: what ``hybridcomp doctor --calibrate`` does."""
