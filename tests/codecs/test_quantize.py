@@ -9,8 +9,13 @@ import hybridcomp as hc
 from tests.codecs import common
 
 
-def model(x: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return scales, integers and decoded values, by the arithmetic that quantize.py describes."""
+def model(
+    x: np.ndarray, bits: int, block: int, noise: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return scales, integers and decoded values, by the arithmetic that quantize.py describes.
+
+    Integers are the nearest ones, or with ``noise`` those nearest after it is added, within the codec's limits.
+    """
     kind = np.float64 if x.dtype == np.float64 else np.float32
     limit = kind(2 ** (bits - 1) - 1)
     smallest = kind(2.0**-900 if kind is np.float64 else 2.0**-100)
@@ -24,7 +29,10 @@ def model(x: np.ndarray, bits: int, block: int) -> tuple[np.ndarray, np.ndarray,
             integers.append(np.zeros(part.size, np.int8))
         else:
             scales.append(peak / limit)
-            integers.append(np.rint(part * (limit / peak)).astype(np.int8))
+            exact = part * (limit / peak)
+            if noise is not None:
+                exact = np.clip(exact + noise[start : start + block], -limit, limit)
+            integers.append(np.rint(exact).astype(np.int8))
     q = np.concatenate(integers) if integers else np.empty(0, np.int8)
     s = np.array(scales, kind)
     return s, q, q.astype(kind) * np.repeat(s, block)[: x.size]
