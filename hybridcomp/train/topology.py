@@ -81,7 +81,7 @@ def make_groups(ranks: Iterable[Sequence[int]], axis: str, timeout: float) -> di
     seconds, own = datetime.timedelta(seconds=timeout), None
     for members in ranks:
         group = dist.new_group(list(members), seconds, group_desc=axis)
-        own = group if dist.get_rank() in members else own
+        own = group if isinstance(group, dist.ProcessGroup) else own  # elsewhere it is a number
     return own
 
 

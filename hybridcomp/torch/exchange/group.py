@@ -47,8 +47,10 @@ class ExchangeGroup:
     def __init__(self, group: Any) -> None:
         backend = str(dist.get_backend(group))
         self.ranks = dist.get_process_group_ranks(group)
-        self._group = dist.new_group(self.ranks, backend=backend, use_local_synchronization=True)
-        self.rank, self.size, self.key = dist.get_rank(self._group), len(self.ranks), 0
+        group = dist.new_group(self.ranks, backend=backend, use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)  # this rank is in it
+        self._group = group
+        self.rank, self.size, self.key = dist.get_rank(group), len(self.ranks), 0
         devices = dist.Backend.backend_capability.get(backend, ["cpu"])
         self._device = torch.device("cpu" if "cpu" in devices else devices[0])
 

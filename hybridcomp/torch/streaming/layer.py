@@ -43,7 +43,7 @@ class StreamedLinear(nn.Linear):
         anchor = torch.empty(0, requires_grad=True) if alone else None
         # Reshaped out here: a function's result must be no view, to be changed in place.
         rows = x.reshape(-1, self.in_features)
-        output: Tensor = _Streamed.apply(self.factors, anchor, rows, weight, *bias)  # type: ignore[no-untyped-call]
+        output: Tensor = _Streamed.apply(self.factors, anchor, rows, weight, *bias)
         return output.view(*x.shape[:-1], self.out_features)
 
 

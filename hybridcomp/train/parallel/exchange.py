@@ -23,7 +23,7 @@ class Exchange:
         self._everyone = torch.empty(dist.get_world_size(), self._mine.numel(), dtype=torch.float64)
         # Send the numbers as integers, which no policy compresses.
         parts = list(self._everyone.view(torch.int64))
-        self._work = dist.all_gather(parts, self._mine.view(torch.int64), async_op=True)
+        self._work: dist.Work | None = dist.all_gather(parts, self._mine.view(torch.int64), async_op=True)
 
     def wait(self) -> Tensor:
         """Wait for all ranks' numbers and counters, and return them: fp64 [ranks, values + counters]."""
