@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridcomp.errors import CodecMismatchError, CudaUnavailableError
+from hybridcomp.native import kernels
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -174,7 +175,6 @@ def flatten(x: Any, *, writable: bool = False, device: bool = False) -> Flat:
 
 
 def _flatten_torch(x: Any, writable: bool) -> Flat:
-    torch = sys.modules["torch"]
     if x.device.type != "cpu":
         raise CudaUnavailableError(
             f"tensor on {x.device}, where only tensors of the machine's memory are taken"
@@ -183,11 +183,17 @@ def _flatten_torch(x: Any, writable: bool) -> Flat:
     shares = x.is_contiguous() and not x.is_conj() and not x.is_neg()
     if writable and not shares:
         raise CodecMismatchError("the output must be a contiguous tensor")
-    t = x.detach()
-    flat = (t if shares else t.resolve_conj().resolve_neg().contiguous()).view(-1)
-    flat = flat.as_strided((flat.numel(),), (1,))  # a single element is contiguous whatever its stride
-    data = flat.view(torch.uint8).numpy().view(dtype.storage) if flat.numel() else np.empty(0, dtype.storage)
-    return Flat(data, dtype, tuple(x.shape), shares, True)
+    own = x if shares else x.detach().resolve_conj().resolve_neg().contiguous()
+    return Flat(tensor_view(own, (own.numel(),), dtype.storage), dtype, tuple(x.shape), shares, True)
+
+
+def tensor_view(tensor: Any, shape: tuple[int, ...], storage: np.dtype[Any]) -> npt.NDArray[Any]:
+    """View a contiguous torch tensor in the machine's memory as a NumPy array of ``shape`` and ``storage``.
+
+    The tensor stays as it is: ``Tensor.numpy()`` marks its storage, which torch then refuses to resize for ever.
+    """
+    span = kernels().Span(tensor.data_ptr(), tensor.nbytes, tensor)
+    return np.ndarray(shape, storage, span)
 
 
 def _flatten_device(x: Any, writable: bool) -> Flat:

@@ -7,11 +7,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from hybridcomp.arrays import flatten
 from hybridcomp.codecs import ErrorFeedback
 
 Arrays = dict[str, npt.NDArray[Any]]
 STEP = "step"
+
+
+def as_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """View a saved tensor, on any device, as an array of the machine's memory; copies only what is elsewhere."""
+    flat = flatten(tensor.detach().cpu())
+    return flat.data.reshape(flat.shape)  # type: ignore[no-any-return]
 
 
 def pack(

@@ -17,7 +17,7 @@ from hybridcomp import trace
 from hybridcomp.collectives import StatRow, merge
 from hybridcomp.collectives.report import hint, show
 from hybridcomp.collectives.stats import since
-from hybridcomp.torch.memory import STEP, Arrays
+from hybridcomp.torch.memory import STEP, Arrays, as_array
 
 
 class Member(Protocol):
@@ -138,7 +138,7 @@ class Registry:
         for key, tensor in state.items():
             owner, _, name = key.partition("/")
             if owner in parts:
-                parts[owner][name] = tensor.detach().cpu().numpy().copy()
+                parts[owner][name] = as_array(tensor).copy()
             elif name != STEP:
                 raise ValueError(
                     f"the saved state belongs to {owner!r}, which this process has not made; "

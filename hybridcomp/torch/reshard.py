@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hybridcomp.codecs.feedback.resharding import reshard
-from hybridcomp.torch.memory import STEP, Arrays
+from hybridcomp.torch.memory import STEP, Arrays, as_array
 
 State = Mapping[str, torch.Tensor]
 
@@ -34,7 +34,7 @@ def reshard_state(states: Sequence[State], ranks: int) -> list[dict[str, torch.T
     """
     if not states:
         raise ValueError("states must hold the state of at least one rank")
-    old = [{key: value.detach().cpu().numpy() for key, value in state.items()} for state in states]
+    old = [{key: as_array(value) for key, value in state.items()} for state in states]
     owners = dict.fromkeys(key.partition("/")[0] for state in old for key in state)
     new: list[Arrays] = [{} for _ in range(ranks)]
     for owner in owners:

@@ -12,12 +12,15 @@ import functools
 import warnings
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
+from torch.autograd.graph import increment_version
 
 from hybridcomp import cuda
 from hybridcomp.arrays import as_dtype
 from hybridcomp.errors import CodecMismatchError, CudaUnavailableError
+from hybridcomp.native import kernels
 
 
 def home(tensor: torch.Tensor) -> torch.device:
@@ -36,21 +39,26 @@ def usable(tensor: torch.Tensor) -> bool:
     )
 
 
-_PLAIN = frozenset({torch.float16, torch.float32, torch.float64, torch.int32, torch.int64})
+_PLAIN = {
+    dtype: as_dtype(dtype).storage
+    for dtype in (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64)
+}
 _KINDS: frozenset[Any] = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def plain(tensor: torch.Tensor) -> npt.NDArray[Any] | None:
     """Return a tensor's own memory as an array, if a communicator needs no more to use it; else None."""
-    if tensor.dtype not in _PLAIN or tensor.__class__ not in _KINDS or not tensor.is_cpu:
+    storage = _PLAIN.get(tensor.dtype)
+    if storage is None or tensor.__class__ not in _KINDS or not tensor.is_cpu:
         return None
     try:
-        if not tensor.is_contiguous():
+        if not tensor.is_contiguous() or tensor.is_neg():
             return None
-        array: npt.NDArray[Any] = (tensor.detach() if tensor.requires_grad else tensor).numpy()
-    except (RuntimeError, TypeError):  # another layout, or a lazy negation
+        n = tensor.numel()
+        span = kernels().Span(tensor.data_ptr(), n * storage.itemsize, tensor)
+        return np.ndarray((n,) if tensor.dim() == 1 else tensor.shape, storage, span)
+    except RuntimeError:  # another layout, or no memory of its own
         return None
-    return array
 
 
 def named(tensor: torch.Tensor) -> bool:
@@ -108,9 +116,15 @@ class Target:
         self.data = buffer if named(buffer) else buffer.view(-1).view(torch.uint8)
 
     def commit(self) -> None:
-        """Copy the values to the tensor, once the operation has ended."""
+        """Copy the values to the tensor, once the operation has ended; autograd's count of versions stays."""
         if self.staged:
-            self._tensor.copy_(self._buffer)
+            self._tensor.data.copy_(self._buffer)
+
+
+def overwrite(output: torch.Tensor) -> None:
+    """Tell autograd that an operation overwrites ``output``, where gloo tells it, too: gloo copies there."""
+    if not output.is_inference():
+        increment_version(output)
 
 
 @functools.cache

@@ -72,6 +72,7 @@ void bind_watchdog(nb::module_& m);
 void bind_planes(nb::module_& m);
 void bind_simulator(nb::module_& m);
 void bind_sketch(nb::module_& m);
+void bind_span(nb::module_& m);
 void bind_sparse(nb::module_& m);
 void bind_sums(nb::module_& m);
 

@@ -64,6 +64,7 @@ NB_MODULE(_kernels, m) {
   bind_planes(m);
   bind_simulator(m);
   bind_sketch(m);
+  bind_span(m);
   bind_sparse(m);
   bind_sums(m);
 }

@@ -18,7 +18,7 @@ from hybridcomp.torch.backend.reduce_ops import Reduction, reduction
 from hybridcomp.torch.backend.sparse import all_reduce_sparse
 from hybridcomp.torch.backend.work import CommWork, joined
 from hybridcomp.torch.phases import about_send, phase
-from hybridcomp.torch.staging import Target, plain, source, usable
+from hybridcomp.torch.staging import Target, overwrite, plain, source, usable
 from hybridcomp.torch.zero import broadcast_override
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Starter:
         request = self.comm.start_reduce_scatter_block(
             _given(send), _given(target.data), how.op, phase=phase()
         )
+        overwrite(output)
         return CommWork([request], [output], self._committed(how, target))
 
     def reduce_scatter(self, output: torch.Tensor, parts: Tensors, op: Any) -> CommWork:
@@ -119,6 +120,7 @@ class Starter:
         target = Target(output)
         send = source(source_)
         request = self.comm.start_allgather(_given(send), _given(target.data), phase=phase())
+        overwrite(output)
         return CommWork([request], [output], _committed(target))
 
     def all_gather(self, outputs: Tensors, source_: torch.Tensor) -> CommWork:

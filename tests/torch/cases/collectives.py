@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
+import hybridcomp.torch as hct
+
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
 
@@ -390,3 +392,64 @@ def case_monitored_barrier_names_who_is_missing() -> None:
         with raises(CollectiveTimeoutError, "Ranks 1, 2", "500 ms"):
             group.monitored_barrier(timedelta(seconds=0.5), wait_all_ranks=True)
     dist.barrier()
+
+
+def _marks(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return all of a tensor but its values and its version."""
+    storage = tensor.untyped_storage()
+    memory = (storage.data_ptr(), storage.nbytes(), storage.resizable())
+    return (memory, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.is_leaf, tensor.grad_fn)
+
+
+def _carried(group: dist.ProcessGroup | None, made) -> dict[str, list[bool]]:
+    """Run each collective on tensors that ``made`` makes; return whether autograd counts a version of each.
+
+    Checks that all else of the tensors is as before.
+    """
+    n, root = size(), rank() == 0
+    calls = {
+        "all_reduce": ([7], lambda x: dist.all_reduce(x, group=group)),
+        "max": ([7], lambda x: dist.all_reduce(x, ReduceOp.MAX, group=group)),
+        "reduce": ([7], lambda x: dist.reduce(x, 0, group=group)),
+        "broadcast": ([7], lambda x: dist.broadcast(x, 0, group=group)),
+        "all_gather": ([7] * (n + 1), lambda x, *to: dist.all_gather([*to], x, group=group)),
+        "into_tensor": ([7, 7 * n], lambda x, to: dist.all_gather_into_tensor(to, x, group=group)),
+        "scatter_tensor": ([7 * n, 7], lambda x, to: dist.reduce_scatter_tensor(to, x, group=group)),
+        "reduce_scatter": ([7] * (n + 1), lambda to, *x: dist.reduce_scatter(to, [*x], group=group)),
+        "gather": ([7] * (n + 1), lambda x, *to: dist.gather(x, [*to] if root else None, 0, group=group)),
+        "scatter": ([7] * (n + 1), lambda to, *x: dist.scatter(to, [*x] if root else None, 0, group=group)),
+        "single": ([7 * n, 7 * n], lambda x, to: dist.all_to_all_single(to, x, group=group)),
+        "all_to_all": ([7] * 2 * n, lambda *x: dist.all_to_all([*x[:n]], [*x[n:]], group=group)),
+    }
+    versions = {}
+    for name, (counts, call) in calls.items():
+        tensors = [made(count) for count in counts]
+        before, counted = [_marks(t) for t in tensors], [t._version for t in tensors]
+        try:
+            call(*tensors)
+        except (RuntimeError, ValueError):  # gloo takes no strided tensors there
+            assert dist.get_backend(group) == "gloo", name
+            continue
+        assert [_marks(t) for t in tensors] == before, name
+        versions[name] = [t._version > old for t, old in zip(tensors, counted, strict=True)]
+    return versions
+
+
+def case_tensors_keep_all_but_their_values() -> None:
+    gloo = dist.new_group(backend="gloo")
+    coded = dist.new_group(pg_options=hct.Options(policy="int8:block=64"))
+    makers = {
+        "float32": lambda count: data(rank(), count),
+        "bfloat16": lambda count: data(rank(), count, torch.bfloat16),
+        "int64": lambda count: data(rank(), count, torch.int64),
+        "strided": lambda count: data(rank(), 2 * count)[::2],
+    }
+    for kind, made in makers.items():
+        theirs, ours = _carried(gloo, made), _carried(None, made)
+        assert {name: ours[name] for name in theirs} == theirs, kind
+        assert len(ours) == 12
+        _carried(coded, made)
+    carried = data(rank(), 1000)
+    for group in (None, coded):
+        dist.all_reduce(carried, group=group)
+    carried.resize_(2000)  # refused for ever once NumPy has seen it by Tensor.numpy()
