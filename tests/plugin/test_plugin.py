@@ -225,6 +225,37 @@ assert "mpi4py.MPI" not in sys.modules
     assert "int4:block=128" in done.stderr
 
 
+COMPILED = """
+dist.init_process_group("gloo")
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 8))
+data = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
+def trained(module, batch):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        module(batch).square().mean().backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+want = trained(net(), data.flatten(0, 1))
+for wrap in (lambda m: torch.compile(DistributedDataParallel(m), backend="aot_eager"),
+             lambda m: DistributedDataParallel(torch.compile(m, backend="aot_eager"))):
+    torch._dynamo.reset()
+    module = wrap(net())
+    got = trained(module, data[dist.get_rank()])
+    assert torch.allclose(got, want, atol=1e-6), (got - want).abs().max()
+    say([f.__name__ for f, _ in module._comm_hooks])
+"""
+
+
+@pytest.mark.parametrize("option", ["--replace=gloo", "--hook"])
+def test_compiled_programs_run_unchanged(option: str):
+    done = run(COMPILED, option, "--policy=none")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["['comm_hook']" if option == "--hook" else "[]"] * 4
+
+
 def test_the_hook_is_wanted_by_one_alone():
     done = run(DDP + "net()\n", HYBRIDCOMP_HOOK="yes", ranks=1)
     assert done.returncode != 0

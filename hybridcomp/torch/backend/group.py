@@ -30,6 +30,7 @@ from hybridcomp.torch.backend.work import CommWork, joined
 from hybridcomp.torch.memory import pack, unpack
 from hybridcomp.torch.profiling import Range, note, profiling
 from hybridcomp.torch.registry import registry
+from hybridcomp.torch.untraced import untraced
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator, StatRow
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _LAST_SECONDS = 5.0
 
 
+@untraced
 class Group(ProcessGroup):
     """A process group without its operations.
 

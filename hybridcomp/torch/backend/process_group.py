@@ -23,10 +23,12 @@ from hybridcomp.torch.backend.group import Group
 from hybridcomp.torch.backend.monitored_barrier import monitored_barrier
 from hybridcomp.torch.backend.work import CommWork
 from hybridcomp.torch.profiling import profiling
+from hybridcomp.torch.untraced import untraced
 
 Tensor = torch.Tensor
 
 
+@untraced
 class HybridProcessGroup(Group):
     """A process group whose messages a policy compresses."""
 

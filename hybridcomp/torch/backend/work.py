@@ -17,12 +17,14 @@ from hybridcomp import trace
 from hybridcomp.collectives.execution.traced_waits import note_awake, say_slept
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.streams import CallerStreams
+from hybridcomp.torch.untraced import untraced
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.progress import Request
     from hybridcomp.torch.profiling import Range
 
 
+@untraced
 class CommWork(Work):
     """A work of one or several operations in flight, with the function to call when they have ended.
 

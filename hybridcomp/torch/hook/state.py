@@ -12,8 +12,10 @@ from torch.futures import Future
 from hybridcomp.policy import load_policy
 from hybridcomp.torch.backend.options import PolicyLike, default_policy
 from hybridcomp.torch.hook.averager import Averager, Named
+from hybridcomp.torch.untraced import untraced
 
 
+@untraced
 class HookState(Averager):
     """The state that :func:`comm_hook` has from one step to the next: one for each DDP module.
 

@@ -1,0 +1,12 @@
+"""Compiled programs on two ranks."""
+
+import pytest
+
+from tests.torch.harness import case_names, check_case
+
+MODULE = "compiled"
+
+
+@pytest.mark.parametrize("case", case_names(MODULE))
+def test_case(case: str) -> None:
+    check_case(MODULE, 2, case)
