@@ -16,8 +16,10 @@ from typing import Any, Literal
 from mpi4py import MPI
 
 from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution.callbacks import Call, callbacks
 from hybridcomp.collectives.execution.timeouts import check_timeout
 from hybridcomp.collectives.failure.signals import deferral
+from hybridcomp.collectives.failure.unraisable import report
 
 called_back: set[object] = set()
 """A token for each generalized request that MPI has not freed."""
@@ -36,8 +38,8 @@ class Request(MPI.Request):
 
     operations: tuple[engine.Request, ...]
     status: MPI.Status | None
-    _left: int
     _general: MPI.Grequest
+    _calls: tuple[Call, ...] = ()  # callbacks that are due, or have run
 
     def __new__(cls, *operations: engine.Request) -> Request:
         """Make a request of started operations; the last one's status is its own."""
@@ -77,7 +79,11 @@ class Request(MPI.Request):
 
     @property
     def done(self) -> bool:
-        """Tell whether all operations have ended, well or not."""
+        """Tell whether all operations have ended, well or not, and the callbacks have run."""
+        return self._over and all(call.ended for call in self._calls)
+
+    @property
+    def _over(self) -> bool:
         return all(operation.done for operation in self.operations)
 
     @property
@@ -86,16 +92,35 @@ class Request(MPI.Request):
         return next((o.exception for o in self.operations if o.exception is not None), None)
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> None:
-        """Call ``fn(self)`` when all operations have ended, or at once if they have."""
-        left = list(self.operations)
+        """Call ``fn(self)`` when all operations have ended, or at once if they have.
+
+        It runs in a thread that waits for this request, or in one of hybridcomp's, and may wait itself. A thread that
+        waits for this request returns only after its callbacks. An error that one raises goes to
+        ``sys.unraisablehook``.
+        """
+
+        def call() -> None:
+            try:
+                fn(self)
+            except Exception as error:
+                report(error, f"{fn!r}, a callback of {self.what}")
+
+        if self._over:
+            call()
+            return
+        left, within = list(self.operations), callbacks.current
 
         def ended(operation: engine.Request) -> None:
             left.remove(operation)
             if not left:
-                fn(self)
+                self._calls += (callbacks.submit(call, operation, within),)
 
         for operation in self.operations:
             operation.add_done_callback(ended)
+
+    def _call_back(self) -> None:
+        for call in self._calls:
+            callbacks.finish(call)
 
     def wait(self, timeout: float | None = None) -> None:  # type: ignore[override]
         """Wait until all operations have ended.
@@ -108,6 +133,7 @@ class Request(MPI.Request):
             HybridcompError: the error of an operation.
         """
         wait_for(self.operations, timeout)
+        self._call_back()
         self._release(None)
 
     def test(self) -> bool:  # type: ignore[override]
@@ -119,7 +145,9 @@ class Request(MPI.Request):
 
     def _tested(self) -> bool:
         done = [operation.test() for operation in self.operations]  # each makes progress
-        return all(done)
+        if all(done) and self._calls:
+            callbacks.run_waiting()
+        return all(done) and self.done
 
     def cancel(self) -> bool:  # type: ignore[override]
         """Cancel the operations that have not begun to move data; return whether all could be cancelled."""
@@ -131,6 +159,7 @@ class Request(MPI.Request):
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait as :meth:`wait` does, and fill ``status``."""
         wait_for(self.operations, None)
+        self._call_back()
         self._release(status)
         return True
 

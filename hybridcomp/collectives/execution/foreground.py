@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hybridcomp import trace
+from hybridcomp.collectives.execution.callbacks import callbacks
 from hybridcomp.collectives.execution.timeouts import check_timeout
 from hybridcomp.collectives.execution.traced_waits import say_waited
 from hybridcomp.collectives.failure.signals import deferral
@@ -44,16 +45,17 @@ class Foreground:
         return self._waiting > 0
 
     def wait(self, request: Request, timeout: float | None) -> None:
-        """Poll until ``request`` has ended; see :meth:`Request.wait`."""
-        recorder = trace.recorder
-        if recorder is None or request.done:
-            self._wait_for(request, timeout)
-            return
-        began = time.perf_counter()
+        """Poll until ``request`` has ended; see :meth:`Request.wait`. Then run callbacks whose turn it is."""
+        recorder = None if request.done else trace.recorder
+        began = 0.0 if recorder is None else time.perf_counter()
+        before = callbacks.awaiting(request)
         try:
             self._wait_for(request, timeout)
         finally:
-            say_waited(recorder, request, began)
+            callbacks.awaiting(before)
+            if recorder is not None:
+                say_waited(recorder, request, began)
+        callbacks.run_waiting()
 
     def _wait_for(self, request: Request, timeout: float | None) -> None:
         began = time.monotonic()

@@ -1,6 +1,8 @@
 """Let torch functions that take only groups of its own backends take ours.
 
 ``torch.distributed.monitored_barrier`` refuses any backend that is not called gloo, ``_set_pg_timeout`` ignores it.
+DDP's built-in hook that compresses to 16 bits reads the result of an all-reduce in C++, in a form that no process
+group in Python can give it.
 """
 
 from __future__ import annotations
@@ -11,24 +13,28 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import BuiltinCommHookType, _register_comm_hook
 from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 
 
 def install() -> None:
-    """Patch both functions, once, so that they take groups of ours; on others they do as ever."""
-    _replace("monitored_barrier", _monitored_barrier)
-    _replace("_set_pg_timeout", _set_pg_timeout)
+    """Patch these functions, once, so that they take groups of ours; on others they do as ever."""
+    _replace("monitored_barrier", _monitored_barrier, distributed_c10d, dist)
+    _replace("_set_pg_timeout", _set_pg_timeout, distributed_c10d, dist)
+    _replace("_register_builtin_comm_hook", _register_builtin_comm_hook, DistributedDataParallel)
 
 
-def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    theirs = getattr(distributed_c10d, name, None)
+def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], *owners: Any) -> None:
+    """Replace a function of the first owner by a wrapped one, there and where others have the same."""
+    theirs = getattr(owners[0], name, None)
     if theirs is None or getattr(theirs, "hybridcomp", False):
         return
     ours = functools.wraps(theirs)(wrap(theirs))
     ours.hybridcomp = True  # type: ignore[attr-defined]
-    for module in (distributed_c10d, dist):
-        if getattr(module, name, None) is theirs:
-            setattr(module, name, ours)
+    for owner in owners:
+        if getattr(owner, name, None) is theirs:
+            setattr(owner, name, ours)
 
 
 def _monitored_barrier(theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,6 +61,20 @@ def _set_pg_timeout(theirs: Callable[..., Any]) -> Callable[..., Any]:
             own.set_timeout(timeout)
 
     return set_pg_timeout
+
+
+def _register_builtin_comm_hook(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def register(self: Any, comm_hook_type: Any) -> None:
+        compresses = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
+        if not compresses or _own(self.process_group) is None:
+            theirs(self, comm_hook_type)
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415  (few need it)
+
+        self.logger._set_comm_hook_name(str(comm_hook_type))
+        _register_comm_hook(self.reducer, self.process_group, default_hooks.fp16_compress_hook)
+
+    return register
 
 
 def _own(group: Any) -> Any:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
 from hybridcomp import trace
+from hybridcomp.collectives.execution.callbacks import Call, callbacks
 from hybridcomp.collectives.execution.traced_waits import note_awake, say_slept
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.streams import CallerStreams
@@ -46,6 +48,7 @@ class CommWork(Work):
     _promise: Promise | None = None
     _mark: Range | None = None
     _asker: int | None = None  # the thread that asked for the future, while a trace is recorded
+    _within: Call | None = None  # the callback that asked for the future
     _left: int | None = None  # requests that have not ended; None while nobody is to see the last one end
 
     def __init__(
@@ -141,9 +144,13 @@ class CommWork(Work):
         return self.source_rank()
 
     def get_future(self) -> Future[Any]:
-        """Return a future with the result tensors; the background thread completes it."""
+        """Return a future with the result tensors.
+
+        Its callbacks run in a thread that waits for this work, or in one of hybridcomp's, and may wait themselves.
+        """
         with self._lock:
             if self._promise is None:
+                self._within = callbacks.current
                 cuda = sorted({t.device for t in self._outputs if t.device.type == "cuda"}, key=str)
                 self._promise = Promise(cuda)
                 if self._completed:
@@ -176,15 +183,15 @@ class CommWork(Work):
         for request in self.requests:
             request.add_done_callback(self._one_done)
 
-    def _one_done(self, _: Request) -> None:
+    def _one_done(self, request: Request) -> None:
         with self._lock:
             assert self._left is not None
             self._left -= 1
             last = self._left == 0
         if last:
-            self._complete()
+            self._complete(request)
 
-    def _complete(self) -> None:
+    def _complete(self, last: Request | None = None) -> None:
         with self._lock:
             if self._completed:
                 return
@@ -208,7 +215,7 @@ class CommWork(Work):
         if promise is not None:
             if self._asker is not None and trace.recorder is not None:
                 say_slept(trace.recorder, self.requests[-1], self._asker)
-            self._keep(promise)
+            callbacks.submit(partial(self._keep, promise), last, self._within)
 
     def _keep(self, promise: Promise) -> None:
         if self._error is None:

@@ -20,6 +20,7 @@ from torch.futures import Future
 from hybridcomp.arrays import DType, Flat, flatten
 from hybridcomp.codecs import Codec
 from hybridcomp.collectives import StatRow
+from hybridcomp.collectives.execution.callbacks import callbacks
 from hybridcomp.collectives.operations.flat_parts import allreduce_parts
 from hybridcomp.collectives.operations.flat_small import allreduce_small
 from hybridcomp.torch import staging
@@ -202,6 +203,7 @@ class Averaging:
         self._dtype, self._counts, self._ranks = dtype, counts, ranks
         self._requests: list[Any] = []
         self._left = 1  # for all_started
+        self._within = callbacks.current
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
@@ -232,7 +234,7 @@ class Averaging:
                     self._counts.add_operation(call, pieces, self._dtype, self._ranks)
                 except Exception as failure:
                     error = failure
-            self._one_done(error)
+            self._one_done(error, request)
 
         with self._lock:
             self._left += 1
@@ -243,18 +245,23 @@ class Averaging:
         """Say that no further operation follows."""
         self._one_done(None)
 
-    def _one_done(self, error: BaseException | None) -> None:
+    def _one_done(self, error: BaseException | None, request: Any = None) -> None:
         with self._lock:
             self._error = self._error or error
             self._left -= 1
             if self._left:
                 return
-        try:
-            if self._error is not None:
-                raise self._error
-            self._target.commit()
+        if self._error is None:
+            try:
+                self._target.commit()
+            except BaseException as failure:
+                self._error = failure
+        callbacks.submit(self._keep_promise, request, self._within)
+
+    def _keep_promise(self) -> None:
+        """Complete the future, whose callbacks are called here."""
+        if self._error is None:
             # Nothing of ours is under way on a device any more: whatever comes next there may read the buffer.
             self._promise.succeed(self._buffer)
-        except BaseException as failure:
-            self._error = failure
-            self._promise.fail(failure)
+        else:
+            self._promise.fail(self._error)

@@ -168,6 +168,30 @@ def test_a_callback_that_raises_keeps_no_other_from_running(monkeypatch, waits):
     verdict(background.wait(10))
 
 
+def test_callbacks_wait_for_others_where_nothing_else_makes_progress(make):
+    """Callbacks of an operation wait for another one, and for what the callback of a third does, in any thread."""
+    comm, other, event, seen = make("none"), make("int8:block=64"), threading.Event(), []
+    x, y, z = (np.ones(5000, np.float32) for _ in range(3))
+
+    def waits(_: object) -> None:
+        comm.Iallreduce(MPI.IN_PLACE, y).wait()
+        seen.append(event.wait(20))
+
+    first = other.Iallreduce(MPI.IN_PLACE, x)
+    first.add_done_callback(waits)
+    third = other.Iallreduce(MPI.IN_PLACE, z)
+    third.add_done_callback(lambda _: event.set())
+    if WORLD.rank % 2:
+        first.wait()
+        verdict(seen == [True], "a thread that waits returns only after the callbacks")
+    else:
+        while not first.test():
+            time.sleep(1e-3)
+        verdict(seen == [True], "an operation is done only after its callbacks")
+    third.wait()
+    verdict(bool(y[0] == WORLD.size))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "what exits"])
 def test_a_quick_operation_that_was_interrupted_goes_on(make, ends_by_sigterm, number):
     """A signal that comes while compiled code waits is answered as that returns, before its result is used."""
