@@ -19,12 +19,12 @@ class CodecMismatchError(HybridcompError, TypeError):
     """A codec that cannot carry this message (dtype, shape, device)."""
 
 
-class PolicyError(HybridcompError, ValueError):
-    """A policy that cannot be read, with the file, line and key at fault."""
-
-
 class ConfigError(HybridcompError, ValueError):
     """Run that cannot start as configured: the wrong value, and what is allowed."""
+
+
+class PolicyError(ConfigError):
+    """A policy that cannot be read, with the file, line and key at fault."""
 
 
 class MismatchError(HybridcompError, RuntimeError):

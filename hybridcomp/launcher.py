@@ -151,6 +151,11 @@ def torchrun_variables() -> dict[str, str]:
     return {name: str(value) for name, value in found.items()}
 
 
+def rank_here() -> int:
+    """Return the rank that a launcher of MPI or of PyTorch has given this process; 0 where none has."""
+    return _said(("RANK", *_RANK)) or 0
+
+
 def _said(names: tuple[str, ...]) -> int | None:
     """Return the number in the first of these variables that holds one."""
     for name in names:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import os
 from collections.abc import Iterator
 from types import ModuleType
 
+from hybridcomp import variables
 from hybridcomp.errors import NativeUnavailableError
 
-ISAS = ("portable", "avx2", "avx512")
-MAX_THREADS = 64
+ISAS = variables.ISA.names
 
 
 @functools.cache
@@ -21,6 +20,7 @@ def kernels() -> ModuleType:
 
     Raises:
         NativeUnavailableError: the extension was not built for this Python, or the CPU lacks the named set.
+        ConfigError: ``HYBRIDCOMP_ISA`` names no set, or ``HYBRIDCOMP_NUM_THREADS`` is no such number.
     """
     try:
         module = importlib.import_module("hybridcomp._kernels")
@@ -30,12 +30,11 @@ def kernels() -> ModuleType:
         ) from error
     except ImportError as error:
         raise NativeUnavailableError(f"the compiled kernels cannot be loaded: {error}") from error
-    wanted = os.environ.get("HYBRIDCOMP_ISA")
+    wanted, threads = variables.ISA.read(), variables.NUM_THREADS.read()
     if wanted:
         force_isa(module, wanted)
-    threads = os.environ.get("HYBRIDCOMP_NUM_THREADS")
-    if threads:
-        _set_threads(module, threads)
+    if threads is not None:
+        module.set_threads(threads)
     return module
 
 
@@ -43,7 +42,7 @@ def force_isa(module: ModuleType, name: str) -> None:
     """Use the kernels compiled for ``name`` ("portable", "avx2", "avx512") from now on, in this process."""
     available = module.available_isas()
     if name not in available:
-        raise NativeUnavailableError(f"HYBRIDCOMP_ISA={name!r}: this machine runs {', '.join(available)}")
+        raise NativeUnavailableError(f"{variables.ISA}={name!r}: this machine runs {', '.join(available)}")
     module.set_isa(name)
 
 
@@ -70,15 +69,12 @@ def set_num_threads(count: int) -> None:
     Raises:
         ValueError: ``count`` is out of range.
     """
-    _set_threads(kernels(), count)
+    most = variables.MAX_THREADS
+    if isinstance(count, bool) or not str(count).isdecimal() or not 1 <= int(count) <= most:
+        raise ValueError(f"threads must be an integer from 1 to {most}, not {count!r}")
+    kernels().set_threads(int(count))
 
 
 def get_num_threads() -> int:
     """Return the number of threads that an encode or decode may use."""
     return int(kernels().threads())
-
-
-def _set_threads(module: ModuleType, count: int | str) -> None:
-    if isinstance(count, bool) or not str(count).isdecimal() or not 1 <= int(count) <= MAX_THREADS:
-        raise ValueError(f"threads must be an integer from 1 to {MAX_THREADS}, not {count!r}")
-    module.set_threads(int(count))

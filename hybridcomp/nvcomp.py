@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import threading
 from typing import Any
 
+from hybridcomp import variables
 from hybridcomp.cuda import CupyRuntime
 from hybridcomp.device import DeviceArray, Queue, Runtime
 from hybridcomp.errors import CudaUnavailableError
@@ -25,7 +25,6 @@ ALIGNMENT = 16  # bytes to which everything that nvCOMP reads is aligned
 MAX_CONTENT = 16 << 20  # bytes of one frame
 _CHUNK = 1 << 17  # bytes of the longest plane of `lossless`; nvCOMP's own formats would be cut by it
 _MAX_WINDOW = 8 << 20  # bytes of window that RFC 8878 asks of every decoder
-_USES = ("encode", "trust", "off")
 
 _local = threading.local()  # nvCOMP's codecs, each of which serves one thread at a time
 
@@ -48,12 +47,12 @@ def library() -> Any:
 
 def compresses(runtime: Runtime) -> bool:
     """Tell whether nvCOMP is there, and is to compress messages on a device."""
-    return _use() != "off" and serves(runtime)
+    return variables.NVCOMP.read() != "off" and serves(runtime)
 
 
 def decompresses(runtime: Runtime) -> bool:
     """Tell whether nvCOMP is there, and is to decompress messages on a device."""
-    return _use() == "trust" and serves(runtime)
+    return variables.NVCOMP.read() == "trust" and serves(runtime)
 
 
 def serves(runtime: Runtime) -> bool:
@@ -132,10 +131,3 @@ def _codec(ordinal: int, stream: int) -> Any:
             bitstream_kind=nvcomp.BitstreamKind.RAW,
         )
     return known[ordinal, stream]
-
-
-def _use() -> str:
-    use = os.environ.get("HYBRIDCOMP_NVCOMP", "encode")
-    if use not in _USES:
-        raise ValueError(f"HYBRIDCOMP_NVCOMP must be one of {', '.join(_USES)}, not {use!r}")
-    return use

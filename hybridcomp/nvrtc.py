@@ -13,14 +13,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from hybridcomp import variables
 from hybridcomp.errors import CudaUnavailableError
-
-FOLDER = "HYBRIDCOMP_CACHE_DIR"  # environment variable: folder of compiled kernels
 
 
 def cache_folder() -> Path:
     """Return the folder of compiled kernels, made for this user alone; a temporary one if it cannot be written."""
-    named = os.environ.get(FOLDER)
+    named = variables.CACHE_DIR.read()
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hybridcomp"
     folder = (Path(named) if named else usual) / "kernels"
     try:

@@ -21,9 +21,9 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hybridcomp import variables
 from hybridcomp.errors import ConfigError
 
-VARIABLE = "HYBRIDCOMP_TRACE"
 STEPS_BY = ("hybridcomp train", "the program", "an optimizer")  # the most exact first
 WAITS = "waits"  # name of the track
 MERGED = "trace.json"
@@ -332,7 +332,7 @@ def joined(rank: int) -> None:
     _rank = rank
     if not _asked:
         _asked = True
-        folder = os.environ.get(VARIABLE)
+        folder = variables.TRACE.read()
         if folder and recorder is None:
             start(folder)
 
@@ -358,7 +358,7 @@ def merge(folder: str | os.PathLike[str], late_ns: Mapping[int, float] | None = 
     """
     found = [(path, *read(path)) for path in files(folder)]
     if not found:
-        raise ConfigError(f"{folder} has no trace.RANK.json: run the program with {VARIABLE}={folder}")
+        raise ConfigError(f"{folder} has no trace.RANK.json: run the program with {variables.TRACE}={folder}")
     ranks = sorted(found, key=lambda one: one[1]["rank"])
     added = {} if late_ns is None else late_ns
     starts = [about["started_ns"] + round(added.get(about["rank"], 0.0)) for _, about, _ in ranks]

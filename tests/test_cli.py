@@ -76,7 +76,10 @@ def test_help_is_quick_and_loads_no_torch_and_no_mpi(arguments: list[str]) -> No
         (["demo", "--rate", "fast"], "rate 'fast' is not understood"),
         (["run"], "no command to run"),
         (["run", "-n", "0", "--", "true"], "-n must be 1 or more, not 0"),
-        (["run", "--replace", "ucc", "--", "true"], "must be gloo or nccl"),
+        (
+            ["run", "--replace", "ucc", "--", "true"],
+            "--replace: HYBRIDCOMP_REPLACE is 'ucc'; allowed: gloo or nccl",
+        ),
         (["run", "--policy", "nonsense", "--", "true"], "unknown policy 'nonsense'"),
         (["run", "--", "train.py"], "a Python program is run by: python train.py"),
     ],

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent.parent
             "report_doc.py",
             "plan_doc.py",
             "auto_doc.py",
+            "variables_doc.py",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hybridcomp import trace
+from hybridcomp import trace, variables
 from hybridcomp.breakdown.intervals import Interval
 from hybridcomp.errors import ConfigError
 
@@ -126,7 +126,7 @@ def read(folder: Path) -> list[RankTrace]:
     """
     found = [(path, *trace.read(path)) for path in trace.files(folder)]
     if not found:
-        raise ConfigError(f"{folder} has no traces: run the program with {trace.VARIABLE}={folder}")
+        raise ConfigError(f"{folder} has no traces: run the program with {variables.TRACE}={folder}")
     origin = min(about["started_ns"] for _, about, _ in found)
     ranks: dict[int, RankTrace] = {}
     for path, about, events in found:

@@ -6,11 +6,11 @@ import argparse
 import shutil
 import sys
 
+from hybridcomp import variables
 from hybridcomp.cli.terminate import end_on_signals
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab import KINDS, Lab
 from hybridcomp.lab.launch import resolve
-from hybridcomp.train.config import TERMINAL
 
 EXAMPLES = """examples:
   hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/allreduce.py --codec int8 --size 64M
@@ -76,7 +76,9 @@ def main(argv: list[str]) -> int:
     end_on_signals()
     with lab:
         # A rank cannot see the terminal that mpiexec's output ends up on; this variable tells the trainer about it.
-        env = {TERMINAL: str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {}
+        env = (
+            {variables.TERMINAL.name: str(shutil.get_terminal_size().columns)} if sys.stdout.isatty() else {}
+        )
         environment = lab.environment(arguments.ppn)
         if shutil.which(resolve(command)[0], path=environment["PATH"]) is None:
             raise ConfigError(f"there is no program {command[0]!r}")

@@ -6,7 +6,8 @@ import argparse
 import importlib
 import sys
 
-from hybridcomp import HybridcompError, __version__
+from hybridcomp import HybridcompError, __version__, variables
+from hybridcomp.launcher import rank_here
 
 # Each command lives in the module of its name, whose main(argv) returns the exit code.
 COMMANDS = {
@@ -48,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     command = _parser().parse_args(argv[:1]).command
     try:
+        variables.check(rank_here())
         module = importlib.import_module(f"hybridcomp.cli.{command}")
         return int(module.main(argv[1:]))
     except HybridcompError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hybridcomp import trace
+from hybridcomp import trace, variables
 from hybridcomp.breakdown import decided, page, summary
 from hybridcomp.breakdown.split import NO_STEPS, WARMUP, Breakdown, aligned, has_steps, split
 from hybridcomp.collectives import StatRow
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
     if not folders and not metrics.exists():
         raise ConfigError(
             f"{run} has neither {METRICS} nor trace.RANK.json: a run of `hybridcomp train` writes the one, "
-            f"{trace.VARIABLE}={run} has a program write the other"
+            f"{variables.TRACE}={run} has a program write the other"
         )
     record = read_run(run.name, metrics) if metrics.exists() else RunRecord(run.name)
     if metrics.exists():
@@ -124,7 +124,7 @@ def _say_no_steps(run: Path, *, traced: bool, asked: bool) -> None:
     what = (
         f"{run} has no steps in its traces: {NO_STEPS}"
         if traced
-        else f"{run} has no traces: with {trace.VARIABLE}={run} the program writes where its steps' time goes"
+        else f"{run} has no traces: with {variables.TRACE}={run} the program writes where its steps' time goes"
     )
     if asked:
         raise ConfigError(what)

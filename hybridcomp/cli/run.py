@@ -8,6 +8,7 @@ import shutil
 import sys
 from typing import NoReturn
 
+from hybridcomp import variables
 from hybridcomp.cli.watch import hydra_waits_for_all, run_and_watch
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab.launch import plain, resolve
@@ -19,7 +20,6 @@ from hybridcomp.launcher import (
     reserve_port,
     torchrun_variables,
 )
-from hybridcomp.plugin import ddp, replace
 
 EXAMPLES = """examples:
   hybridcomp run -n 4 -- python train.py --backend hybridcomp
@@ -49,12 +49,12 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--replace",
         metavar="BACKENDS",
-        help=f"make the groups that the program wants of gloo, nccl or gloo,nccl ({replace.VARIABLE})",
+        help=f"make the groups that the program wants of gloo, nccl or gloo,nccl ({variables.REPLACE})",
     )
     result.add_argument(
         "--hook",
         action="store_true",
-        help=f"register the hook on every DistributedDataParallel that has none ({ddp.VARIABLE})",
+        help=f"register the hook on every DistributedDataParallel that has none ({variables.HOOK})",
     )
     result.add_argument("command", nargs=argparse.REMAINDER, help="what to run, after --")
     return result
@@ -96,19 +96,19 @@ def main(argv: list[str]) -> int:
 
 def _set_variables(arguments: argparse.Namespace) -> None:
     """Set the variables that the options stand for, for this process and all that it starts."""
-    if arguments.policy is not None and os.environ.get("HYBRIDCOMP_POLICY") != arguments.policy:
+    if arguments.policy is not None and variables.POLICY.read() != arguments.policy:
         from hybridcomp.policy import load_policy  # noqa: PLC0415  (ranks have done it)
 
         load_policy(arguments.policy)
-        os.environ["HYBRIDCOMP_POLICY"] = arguments.policy
+        os.environ[variables.POLICY.name] = arguments.policy
     if arguments.replace is not None:
-        os.environ[replace.VARIABLE] = arguments.replace
         try:
-            replace.names()
-        except ValueError as error:
+            variables.REPLACE.parse(arguments.replace)
+        except ConfigError as error:
             raise ConfigError(f"--replace: {error}") from None
+        os.environ[variables.REPLACE.name] = arguments.replace
     if arguments.hook:
-        os.environ[ddp.VARIABLE] = "1"
+        os.environ[variables.HOOK.name] = "1"
 
 
 def _check_size(ranks: int | None) -> None:
@@ -140,12 +140,11 @@ def _start(arguments: argparse.Namespace, argv: list[str]) -> NoReturn:
 
 
 def _said() -> str:
-    policy = os.environ.get("HYBRIDCOMP_POLICY")
-    replaced, hook = os.environ.get(replace.VARIABLE), os.environ.get(ddp.VARIABLE) == "1"
+    policy, replaced, hook = variables.POLICY.read(), variables.REPLACE.read(), variables.HOOK.read()
     return "".join(
         (
             f"; policy {policy}" if policy else "",
-            f"; its groups in the place of {' and '.join(sorted(replace.names()))}" if replaced else "",
+            f"; its groups in the place of {' and '.join(sorted(replaced))}" if replaced else "",
             "; the hook on every DDP module that has none" if hook else "",
         )
     )

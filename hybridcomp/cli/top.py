@@ -19,10 +19,10 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 
+from hybridcomp import variables
 from hybridcomp.cli.terminate import end_on_signals
 from hybridcomp.cli.top_tables import about, job_list, job_tables
 from hybridcomp.errors import ConfigError
-from hybridcomp.top.folder import VARIABLE
 from hybridcomp.top.read import Job
 from hybridcomp.top.view import History, JobView, look
 from hybridcomp.top.watch import Watcher
@@ -33,8 +33,8 @@ EXAMPLES = f"""examples:
   hybridcomp top --once --json | jq .slowest
 
 Every program that makes a communicator, a process group or a hook of hybridcomp can be looked at, without having been
-started in any special way; {VARIABLE}=0 keeps it from that. Only ranks of this machine are shown, and of this user's.
-With {VARIABLE}=FOLDER, on a disk that the hosts share, those of all hosts are: give it as --folder, too.
+started in any special way; {variables.TOP}=0 keeps it from that. Only ranks of this machine are shown, of this user's.
+With {variables.TOP}=FOLDER, on a disk that the hosts share, those of all hosts are: give it as --folder, too.
 
 The bytes are sums over the ranks shown, the shares of time an average rank's since the last refresh: 200 % in wire are
 two operations in flight all the time. docs/observing.md explains the rest.
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--once", action="store_true", help="print one table; so it is without a terminal")
     result.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     result.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between refreshes")
-    result.add_argument("--folder", metavar="FOLDER", help=f"where the job's {VARIABLE} is that")
+    result.add_argument("--folder", metavar="FOLDER", help=f"where the job's {variables.TOP} is that")
     return result
 
 
@@ -99,7 +99,7 @@ def _named(jobs: list[Job], name: str | None) -> Job | None:
     if not jobs:
         raise ConfigError(
             "no job of yours runs here that can be shown: start a program that makes a communicator of hybridcomp, "
-            f"or give the folder of its {VARIABLE} as --folder"
+            f"or give the folder of its {variables.TOP} as --folder"
         )
     if name is None:
         return jobs[0] if len(jobs) == 1 else None

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from hybridcomp.errors import ConfigError, HybridcompError, PolicyError
+from hybridcomp.errors import ConfigError, HybridcompError
 from hybridcomp.launcher import LAST_WORDS_SECONDS, abort, check_launcher, inside_mpi
 from hybridcomp.train import launch, start
 from hybridcomp.train.interrupt import StopRequest
@@ -88,7 +88,7 @@ def _run_as_rank(arguments: Sequence[str], prepared: start.Job | None) -> int:
         from hybridcomp.train import trainer  # noqa: PLC0415  (loads torch)
 
         finished = trainer.run(job, request.stop_requested)
-    except (ConfigError, PolicyError) as error:
+    except ConfigError as error:
         _abort(comm, f"{_PREFIX}rank {comm.rank}: {error}", _WRONG_INPUT)
     except HybridcompError as error:
         _abort(comm, f"{_PREFIX}rank {comm.rank}: {type(error).__name__}: {error}", 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hybridcomp import trace
+from hybridcomp import trace, variables
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.agreement.agreement import Preparation
@@ -71,6 +71,7 @@ class Session:
         self.decider: Decider | None = None
 
         def prepare() -> Preparation:
+            variables.check(MPI.COMM_WORLD.Get_rank())
             settings = own_settings() if comm.Get_rank() == 0 else ""
             self._timeout = check_timeout(timeout)
             in_full = in_detail() if detail is None else detail

@@ -39,7 +39,7 @@ GROUPS = "/sys/fs/cgroup"
 PERIOD_MICROSECONDS = 10_000
 PARENT_POLL_SECONDS = 0.5
 END_SECONDS = 10.0
-MARK = "HYBRIDCOMP_LAB_ID"
+MARK = "HYBRIDCOMP_LAB_ID"  # a variable of hybridcomp.variables, which this program does without
 
 
 class StepError(Exception):

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hybridcomp import variables
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab import keeper, launch
 from hybridcomp.lab.hosts import cores_of, rates_of, slowest
@@ -211,16 +212,16 @@ class Lab:
         result.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         result[keeper.MARK] = f"{self._token}.{next(self._runs)}"
         bits = self.rate.bits_per_second
-        result.setdefault("HYBRIDCOMP_BANDWIDTH", str(_UNSHAPED if bits is None else bits // 8))
+        result.setdefault(variables.BANDWIDTH.name, str(_UNSHAPED if bits is None else bits // 8))
         if bits is not None:
-            result.setdefault("HYBRIDCOMP_BURST", str(self.rate.burst_bytes))
-        result.setdefault("HYBRIDCOMP_LATENCY", _LATENCY)
+            result.setdefault(variables.BURST.name, str(self.rate.burst_bytes))
+        result.setdefault(variables.LATENCY.name, _LATENCY)
         cores = len(os.sched_getaffinity(0)) / (self.hosts * ppn)  # all hosts are on one machine
-        result.setdefault("HYBRIDCOMP_CORES", f"{min(1.0, cores):.3g}")
-        result["HYBRIDCOMP_LAB_KIND"] = self.kind
-        result["HYBRIDCOMP_LAB_RATE"] = str(self.rate)
-        result["HYBRIDCOMP_LAB_HOSTS"] = str(self.hosts)
-        result["HYBRIDCOMP_LAB_PPN"] = str(ppn)
+        result.setdefault(variables.CORES.name, f"{min(1.0, cores):.3g}")
+        result[variables.LAB_KIND.name] = self.kind
+        result[variables.LAB_RATE.name] = str(self.rate)
+        result[variables.LAB_HOSTS.name] = str(self.hosts)
+        result[variables.LAB_PPN.name] = str(ppn)
         result.update(env or {})
         return result
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.variables import LEAST, MOST
 
-LEAST, MOST = 1e-12, 1e18  # bounds of a number by default; no product or quotient of a few overflows
 MOST_KEY = 200  # characters
 _MOST_RANKS = 1 << 20
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridcomp.perfmodel.checks import LEAST
 from hybridcomp.perfmodel.profile import Profile, Tier
 from hybridcomp.perfmodel.simulated import seconds
 from hybridcomp.perfmodel.terms import Setting
+from hybridcomp.variables import LEAST
 
 CHUNK = 1 << 20  # uncompressed bytes of a message
 START = {

@@ -6,20 +6,14 @@ import dataclasses
 import os
 from pathlib import Path
 
+from hybridcomp import variables
 from hybridcomp.errors import ConfigError
-from hybridcomp.perfmodel.checks import LEAST, MOST
 from hybridcomp.perfmodel.profile import BUILT_IN, MAX_BYTES, Profile, Tier
-
-VARIABLE = "HYBRIDCOMP_PROFILE"
-BANDWIDTH_VARIABLE = "HYBRIDCOMP_BANDWIDTH"
-BURST_VARIABLE = "HYBRIDCOMP_BURST"
-LATENCY_VARIABLE = "HYBRIDCOMP_LATENCY"
-CORES_VARIABLE = "HYBRIDCOMP_CORES"
 
 
 def wanted_path() -> Path:
     """Return the profile's path, whether or not it exists: ``HYBRIDCOMP_PROFILE``, else in the user's configuration."""
-    named = os.environ.get(VARIABLE)
+    named = variables.PROFILE.read()
     if named:
         return Path(named)
     given = os.environ.get("XDG_CONFIG_HOME")
@@ -39,7 +33,7 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
     Raises:
         ConfigError: a named file is missing, or a file or variable is wrong.
     """
-    named = path or os.environ.get(VARIABLE)
+    named = path or variables.PROFILE.read()
     place = Path(named) if named else wanted_path()
     try:
         with place.open("rb") as file:
@@ -47,7 +41,8 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
     except FileNotFoundError:
         if not named:
             return _built_in()
-        raise ConfigError(f"profile {place} does not exist") from None
+        told = "" if path else f"; {variables.PROFILE} names it"
+        raise ConfigError(f"profile {place} does not exist{told}") from None
     except OSError as error:
         raise ConfigError(f"cannot read profile {place}: {error.strerror}") from error
     return Profile.from_bytes(data, str(place))
@@ -57,22 +52,9 @@ def _built_in() -> Profile:
     """Return the built-in profile, with the environment's values."""
     network = BUILT_IN.network
     tier = Tier(
-        _environment(LATENCY_VARIABLE, "seconds, such as 2e-5") or network.latency,
-        _environment(BANDWIDTH_VARIABLE, "bytes per second, such as 125e6") or network.bandwidth,
-        _environment(BURST_VARIABLE, "bytes, such as 5e5", least=0.0) or network.burst,
+        variables.LATENCY.read() or network.latency,
+        variables.BANDWIDTH.read() or network.bandwidth,
+        variables.BURST.read() or network.burst,
     )
-    cores = _environment(CORES_VARIABLE, "a number of cores up to 1, such as 0.5", most=1.0)
+    cores = variables.CORES.read()
     return dataclasses.replace(BUILT_IN, network=tier, cores=cores or BUILT_IN.cores)
-
-
-def _environment(name: str, allowed: str, *, least: float = LEAST, most: float = MOST) -> float | None:
-    text = os.environ.get(name)
-    if not text:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not least <= number <= most:
-        raise ConfigError(f"{name} is {text!r}; allowed: {allowed}")
-    return number

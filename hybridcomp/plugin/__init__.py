@@ -48,6 +48,10 @@ def register() -> None:
     handlers["env"] = _before(handlers["env"])
     for name, patch in _PATCHES.items():
         when_imported(name, partial(_patch, patch))
+    if any(name.startswith("HYBRIDCOMP_") for name in os.environ):
+        variables = importlib.import_module("hybridcomp.variables")
+        if variables.unknown():
+            variables.warn_of_unknown(importlib.import_module("hybridcomp.launcher").rank_here())
     for variable, module in _ON_DEMAND.items():
         if os.environ.get(variable):
             importlib.import_module(f"hybridcomp.plugin.{module}").install()

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 from typing import Any
 
-VARIABLE = "HYBRIDCOMP_HOOK"
+from hybridcomp.variables import HOOK
+
 _OWN = "_hybridcomp_own_hook"  # attribute of a module that has a hook which torch does not list
 
 
@@ -25,7 +25,7 @@ def install() -> None:
     @functools.wraps(begin)
     def begin_then_wait(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        if _wanted():
+        if HOOK.read():
             self.register_forward_pre_hook(_Waiting())
 
     @functools.wraps(builtin)
@@ -35,18 +35,6 @@ def install() -> None:
 
     cls.__init__ = begin_then_wait
     cls._register_builtin_comm_hook = note_builtin
-
-
-def _wanted() -> bool:
-    """Tell whether the variable asks for the hook.
-
-    Raises:
-        ValueError: the variable is neither 0 nor 1.
-    """
-    value = os.environ.get(VARIABLE, "0")
-    if value not in ("0", "1"):
-        raise ValueError(f"{VARIABLE} must be 0 or 1, not {value!r}")
-    return value == "1"
 
 
 class _Waiting:

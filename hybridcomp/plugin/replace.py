@@ -7,12 +7,11 @@ torch's default for the machine, which is gloo without a GPU; it is replaced as 
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from typing import Any
 
-VARIABLE = "HYBRIDCOMP_REPLACE"
-_REPLACEABLE = ("gloo", "nccl")
+from hybridcomp.variables import REPLACE
+
 _MAKER = "_new_process_group_helper"  # name in torch.distributed.distributed_c10d
 
 
@@ -27,12 +26,12 @@ def install() -> None:
     theirs = getattr(distributed_c10d, _MAKER, None)
     if theirs is None:
         raise ImportError(
-            f"{VARIABLE} cannot be used with this version of torch: unset it, and name hybridcomp"
+            f"{REPLACE} cannot be used with this version of torch: unset it, and name hybridcomp"
         )
 
     @functools.wraps(theirs)
     def make(group_size: int, group_rank: int, ranks: Any, backend: Any, *rest: Any, **options: Any) -> Any:
-        instead = replacement(str(backend), names())
+        instead = replacement(str(backend), REPLACE.read())
         if instead is None:
             return theirs(group_size, group_rank, ranks, backend, *rest, **options)
         if "hybridcomp" not in type(options.get("backend_options")).__module__:
@@ -43,22 +42,7 @@ def install() -> None:
     setattr(distributed_c10d, _MAKER, make)
 
 
-def names() -> set[str]:
-    """Return the backends that are replaced.
-
-    Raises:
-        ValueError: the variable names another backend.
-    """
-    text = os.environ.get(VARIABLE, "")
-    found = {name.strip().lower() for name in text.split(",") if name.strip()}
-    if not found <= set(_REPLACEABLE):
-        raise ValueError(
-            f"{VARIABLE} must be {' or '.join(_REPLACEABLE)}, or both with a comma between, not {text!r}"
-        )
-    return found
-
-
-def replacement(backend: str, replaced: set[str]) -> Any:
+def replacement(backend: str, replaced: frozenset[str]) -> Any:
     """Return the backend for one that a program names, or None to leave it.
 
     Args:
@@ -88,4 +72,7 @@ def _say(backend: str, rank: int) -> None:
     if not _said and rank == 0:
         _said = True
         name = "torch's default backend" if backend == "undefined" else backend
-        print(f"hybridcomp: makes the groups of {name} ({VARIABLE}={os.environ[VARIABLE]})", file=sys.stderr)
+        print(
+            f"hybridcomp: makes the groups of {name} ({REPLACE}={','.join(sorted(REPLACE.read()))})",
+            file=sys.stderr,
+        )

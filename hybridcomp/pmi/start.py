@@ -14,11 +14,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from hybridcomp import launcher
+from hybridcomp import launcher, variables
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
 from hybridcomp.pmi import hosts
 
-INTERFACE = "HYBRIDCOMP_INTERFACE"  # network interface for MPI between hosts
 _CARD = "hybridcomp/pmi"  # key in the store: address of rank 0's server
 _FAILED = "failed"
 _AGAIN_SECONDS = 0.02
@@ -90,8 +89,8 @@ def _join(store: Any, rank: int, deadline: float, timeout: timedelta) -> tuple[s
             time.sleep(_AGAIN_SECONDS)
     if error:
         raise ConfigError(
-            f"{waited}, and cannot reach rank 0's server at {error}; MASTER_ADDR must be rank 0's host, or {INTERFACE} "
-            f"the network interface between the hosts"
+            f"{waited}, and cannot reach rank 0's server at {error}; MASTER_ADDR must be rank 0's host, or "
+            f"{variables.INTERFACE} the network interface between the hosts"
         )
     raise CollectiveTimeoutError(f"{waited}, and rank 0 has not come")
 
@@ -191,7 +190,7 @@ def _own_address() -> str:
     Raises:
         ConfigError: there is no such interface, or no route.
     """
-    named, main = os.environ.get(INTERFACE), os.environ.get("MASTER_ADDR") or "127.0.0.1"
+    named, main = variables.INTERFACE.read(), os.environ.get("MASTER_ADDR") or "127.0.0.1"
     if named:
         return _address_of(named)
     try:
@@ -213,7 +212,7 @@ def _network() -> dict[str, str]:
 def _address_of(interface: str) -> str:
     found = hosts.interfaces()
     if interface not in found:
-        raise ConfigError(f"{INTERFACE} must be one of {', '.join(found)}, not {interface!r}")
+        raise variables.INTERFACE.wrong(interface, f"one of {', '.join(found)}")
     return found[interface]
 
 

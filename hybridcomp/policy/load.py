@@ -8,6 +8,7 @@ import os
 from importlib import resources
 from pathlib import Path
 
+from hybridcomp import variables
 from hybridcomp.codecs import Codec, get_codec, names
 from hybridcomp.errors import PolicyError, UnknownCodecError
 from hybridcomp.perfmodel import wanted_path
@@ -16,7 +17,6 @@ from hybridcomp.policy.auto.spec import parse_spec
 from hybridcomp.policy.rules import Policy, Rule
 from hybridcomp.policy.toml import parse_policy
 
-FREEZE_VARIABLE = "HYBRIDCOMP_FREEZE"
 _UNCALIBRATED = "hybrid"  # default policy where no profile says what links cost
 _EXCLUDED = ("*.bias", "*norm*")  # names that auto excludes: small parameters, and sensitive ones
 
@@ -74,7 +74,7 @@ def frozen_to(policy: Policy, path: str | None = None) -> Policy:
         policy: policy to write; one that has nothing to decide stays as it is.
         path: path of the file; None for the one in ``HYBRIDCOMP_FREEZE``, where the policy itself names none.
     """
-    told = os.environ.get(FREEZE_VARIABLE) or None
+    told = variables.FREEZE.read() or None
     if policy.decides and policy.auto is not None:
         wanted = path or policy.auto.freeze or told
         return dataclasses.replace(policy, auto=dataclasses.replace(policy.auto, freeze=wanted))

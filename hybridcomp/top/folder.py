@@ -15,16 +15,15 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-VARIABLE = "HYBRIDCOMP_TOP"
-OFF = "0"
-_DEFAULT = ("", "1")
+from hybridcomp import variables
+
 WATCHED = "watched"
 _NAME = re.compile(r"rank\.[\w.-]{1,80}\.json", re.ASCII)
 
 
 def switched_off() -> bool:
     """Tell whether this process is to keep no file."""
-    return os.environ.get(VARIABLE) == OFF
+    return variables.TOP.read() is False
 
 
 def folders(asked: str | None = None) -> list[Path]:
@@ -34,9 +33,7 @@ def folders(asked: str | None = None) -> list[Path]:
         asked: folder to take instead; by default the one that the environment names.
     """
     if asked is None:
-        asked = os.environ.get(VARIABLE, "")
-        if asked in (OFF, *_DEFAULT):
-            asked = None
+        asked = named_folder()
     if asked is not None:
         return [Path(asked).absolute()]
     bases = ["/tmp"]  # also where TMPDIR is set: a job's may differ from a login's
@@ -56,9 +53,15 @@ def _users() -> list[int]:
     return [own]
 
 
+def named_folder() -> str | None:
+    """Return the folder that the environment names; None where it names none."""
+    named = variables.TOP.read()
+    return named if isinstance(named, str) else None
+
+
 def make_folder() -> Path | None:
     """Make the folder for this process's file; return None where there is none that it can trust and write to."""
-    asked = os.environ.get(VARIABLE, "") not in (OFF, *_DEFAULT)
+    asked = named_folder() is not None
     for folder in folders():
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=asked, exist_ok=True)

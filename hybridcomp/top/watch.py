@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.top.folder import VARIABLE, folders, usable
+from hybridcomp.top.folder import folders, named_folder, usable
 from hybridcomp.top.read import Job, read_jobs, watch
 
 _ANSWER_SECONDS = 3.0  # seconds that ranks have to write: they look once a second
@@ -26,7 +25,7 @@ class Watcher:
             ConfigError: there is no such folder.
         """
         self._folders = folders(folder)
-        self._shared = folder is not None or os.environ.get(VARIABLE, "") not in ("", "0", "1")
+        self._shared = folder is not None or named_folder() is not None
         self._watched = -_WATCH_SECONDS
         if self._shared and not self._folders[0].is_dir():
             raise ConfigError(f"there is no folder {self._folders[0]}, where ranks would keep their files")

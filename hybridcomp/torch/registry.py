@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import threading
 import weakref
@@ -13,10 +12,11 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hybridcomp import trace
+from hybridcomp import trace, variables
 from hybridcomp.collectives import StatRow, merge
 from hybridcomp.collectives.report import hint, show
 from hybridcomp.collectives.stats import since
+from hybridcomp.launcher import rank_here
 from hybridcomp.torch.memory import STEP, Arrays, as_array
 
 
@@ -79,7 +79,12 @@ class Registry:
             trace.recorder.step("an optimizer")
 
     def add(self, member: Member) -> None:
-        """Add a member under its label, made unique by a number."""
+        """Add a member under its label, made unique by a number.
+
+        Raises:
+            ConfigError: a variable of hybridcomp has a value that is not allowed.
+        """
+        variables.check(rank_here())
         with self._lock:
             if not self._at_exit:
                 atexit.register(self.print_summary)
@@ -163,11 +168,11 @@ class Registry:
         ``HYBRIDCOMP_SUMMARY=1`` says it also if nothing was, ``HYBRIDCOMP_SUMMARY=0`` never. Where nothing was, and
         the policy would have compressed something else, it says that and why.
         """
-        wanted = os.environ.get("HYBRIDCOMP_SUMMARY", "")
-        if self.rank or wanted == "0":
+        wanted = variables.SUMMARY.read()
+        if self.rank or wanted is False:
             return
         rows = self.rows()
-        if wanted == "1" or any(row.codec != "none" for row in rows):
+        if wanted or any(row.codec != "none" for row in rows):
             show(rows, sys.stderr)
         elif told := hint(rows):
             print(told, file=sys.stderr)

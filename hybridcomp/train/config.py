@@ -21,9 +21,6 @@ DELAYED = ("2bw", *CYCLIC)
 FLUSHED = ("1f1b", "gpipe", "interleaved")
 """Schedules that apply a step's gradient to the weights that it was computed with, at the step's end."""
 
-TERMINAL = "HYBRIDCOMP_TERMINAL"
-"""Environment variable: columns of the terminal that mpiexec's output ends up on, which a rank cannot see."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from hybridcomp import variables
 from hybridcomp.errors import ConfigError
 from hybridcomp.launcher import check_room, check_world, find_mpiexec
-from hybridcomp.train.config import TERMINAL
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,7 +23,7 @@ def exec_under_mpiexec(ranks: int, threads: int, arguments: Sequence[str]) -> No
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(threads))
     if sys.stdout.isatty():
-        environment[TERMINAL] = str(shutil.get_terminal_size().columns)
+        environment[variables.TERMINAL.name] = str(shutil.get_terminal_size().columns)
     mpiexec = find_mpiexec()
     check_room(ranks)
     command = [mpiexec, "-n", str(ranks), sys.executable, "-m", "hybridcomp", "train", *arguments]

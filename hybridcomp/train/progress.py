@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from hybridcomp.train.config import TERMINAL
+from hybridcomp import variables
 
 _REFRESH_SECONDS = 0.2
 
@@ -34,11 +33,9 @@ class Progress:
     """
 
     def __init__(self, steps: int, every: int) -> None:
-        columns = os.environ.get(TERMINAL, "")
+        columns = variables.TERMINAL.read()
         self._console = (
-            Console(force_terminal=True, width=int(columns))
-            if columns.isdecimal()
-            else Console(highlight=False)
+            Console(highlight=False) if columns is None else Console(force_terminal=True, width=columns)
         )
         self._live: Live | None = None
         if self._console.is_terminal:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import hybridcomp as hc
-from hybridcomp import cuda, nvrtc
+from hybridcomp import cuda, nvrtc, variables
 from tests.cuda import common, fake_cupy
 from tests.emulation.runtime import emulated
 
@@ -90,7 +90,7 @@ def test_a_fatbin_comes_before_the_source(tmp_path: Path, monkeypatch: pytest.Mo
     assert asked == [{"path": str(tmp_path / "fatbin" / "sign.fatbin")}]
     assert not fake.cuda.nvrtc.compiled
     monkeypatch.setattr(cuda, "kernel_folder", lambda: folder)
-    monkeypatch.setenv(nvrtc.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(variables.CACHE_DIR.name, str(tmp_path / "cache"))
     runtime.prepare("mx")
     code = json.loads(Path(asked[1]["path"]).read_text(encoding="utf-8"))
     assert code["options"] == [*cuda.OPTIONS, "-DHC_MX=1", "--gpu-architecture=sm_90"]
@@ -104,7 +104,7 @@ SOURCE, OPTIONS = "__global__ void nothing() {}", ("--ftz=false",)
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(nvrtc.FOLDER, str(tmp_path / "cache"))
+    monkeypatch.setenv(variables.CACHE_DIR.name, str(tmp_path / "cache"))
     return tmp_path / "cache" / "kernels"
 
 
@@ -143,7 +143,7 @@ def test_without_a_folder_to_keep_them_kernels_are_compiled_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv(nvrtc.FOLDER, str(tmp_path / "file"))
+    monkeypatch.setenv(variables.CACHE_DIR.name, str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     path = nvrtc.compiled(fake_cupy.NVRTC(), "a", SOURCE, OPTIONS, 90)
     assert path.parent.parent == tmp_path
@@ -151,7 +151,7 @@ def test_without_a_folder_to_keep_them_kernels_are_compiled_all_the_same(
 
 
 def test_the_usual_folder_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(nvrtc.FOLDER, raising=False)
+    monkeypatch.delenv(variables.CACHE_DIR.name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert nvrtc.cache_folder() == tmp_path / "hybridcomp" / "kernels"
 

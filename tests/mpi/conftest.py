@@ -137,15 +137,15 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 @pytest.fixture(params={3: ["staged", "direct"]}.get(WORLD.size, [("direct", "staged")[WORLD.size % 2]]))
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Go through pinned memory, or use an MPI that takes device pointers: the emulation's are the host's."""
-    from hybridcomp.collectives.device.cuda_aware import VARIABLE, awareness
-    from hybridcomp.collectives.engine.groups import DEVICES
+    from hybridcomp.collectives.device.cuda_aware import awareness
+    from hybridcomp.variables import CUDA_AWARE, DEVICES
 
     if os.environ.get("HYBRIDCOMP_TEST_DEVICE") == "cuda" and request.param == "direct":
         awareness.cache_clear()
         if not awareness().messages:
             pytest.skip("this MPI takes no device pointers")
-    monkeypatch.setenv(VARIABLE, "1" if request.param == "direct" else "0")
-    monkeypatch.setenv(DEVICES, "1")
+    monkeypatch.setenv(CUDA_AWARE.name, "1" if request.param == "direct" else "0")
+    monkeypatch.setenv(DEVICES.name, "1")
     awareness.cache_clear()
     yield request.param
     monkeypatch.undo()

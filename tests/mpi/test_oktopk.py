@@ -12,8 +12,8 @@ import hybridcomp as hc
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.engine.native import native_engine
-from hybridcomp.collectives.transport.shared_memory import _SWITCH
 from hybridcomp.policy.toml import parse_policy
+from hybridcomp.variables import SHARED_MEMORY
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 from tests.mpi.engine.test_compiled import both
 
@@ -140,7 +140,7 @@ def test_damaged_sizes_are_an_error_that_names_the_peer(make, monkeypatch, codec
     """Rank 0 sends the sizes first."""
     if P == 1:
         return
-    monkeypatch.setenv(_SWITCH, "0")
+    monkeypatch.setenv(SHARED_MEMORY.name, "0")
     comm = make(codec, timeout=10.0)
     if RANK == 0:
         native_engine().engine_damage(1, 0)

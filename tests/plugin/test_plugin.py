@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridcomp.errors import ConfigError
 from hybridcomp.plugin import ddp, replace
 from tests.torch.harness import PATH, ROOT, mpiexec
 from tests.warm import python
@@ -80,15 +81,15 @@ def test_pairs_are_replaced_with_a_gpu_if_all_are(monkeypatch):
 
 @pytest.mark.parametrize("value", ["ucc", "gloo,hybridcomp", "gloo nccl"])
 def test_other_backends_are_not_replaced(monkeypatch, value):
-    monkeypatch.setenv(replace.VARIABLE, value)
-    with pytest.raises(ValueError, match=f"HYBRIDCOMP_REPLACE must be gloo or nccl.*{value}"):
-        replace.names()
+    monkeypatch.setenv(replace.REPLACE.name, value)
+    with pytest.raises(ConfigError, match=f"HYBRIDCOMP_REPLACE is '{value}'; allowed: gloo or nccl"):
+        replace.REPLACE.read()
 
 
 def test_the_package_names_the_variables_that_its_modules_read():
     from hybridcomp.plugin import _ON_DEMAND
 
-    assert _ON_DEMAND == {replace.VARIABLE: "replace", ddp.VARIABLE: "ddp"}
+    assert {replace.REPLACE.name: "replace", ddp.HOOK.name: "ddp"} == _ON_DEMAND
 
 
 def test_the_package_names_the_functions_that_patch_libraries():
@@ -183,12 +184,10 @@ say(f"{dist.get_backend()} {total()} {'hybridcomp.torch' in sys.modules}")
 
 
 def test_a_wrong_variable_is_an_error_where_a_group_is_made():
-    done = run('dist.init_process_group("gloo")\n', HYBRIDCOMP_REPLACE="mpi", ranks=1)
+    body = 'os.environ["HYBRIDCOMP_REPLACE"] = "mpi"; dist.init_process_group("gloo")\n'
+    done = run(body, "--replace", "gloo", ranks=1)
     assert done.returncode != 0
-    assert (
-        "ValueError: HYBRIDCOMP_REPLACE must be gloo or nccl, or both with a comma between, not 'mpi'"
-        in done.stderr
-    )
+    assert "ConfigError: HYBRIDCOMP_REPLACE is 'mpi'; allowed: gloo or nccl, or both with a" in done.stderr
 
 
 DDP = """
@@ -257,9 +256,9 @@ def test_compiled_programs_run_unchanged(option: str):
 
 
 def test_the_hook_is_wanted_by_one_alone():
-    done = run(DDP + "net()\n", HYBRIDCOMP_HOOK="yes", ranks=1)
+    done = run(DDP + 'os.environ["HYBRIDCOMP_HOOK"] = "yes"; net()\n', "--hook", ranks=1)
     assert done.returncode != 0
-    assert "ValueError: HYBRIDCOMP_HOOK must be 0 or 1, not 'yes'" in done.stderr
+    assert "ConfigError: HYBRIDCOMP_HOOK is 'yes'; allowed: 0 or 1" in done.stderr
 
 
 def test_no_hook_where_it_is_switched_off():

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from hybridcomp import variables
 from hybridcomp.cli.calibration.ranks import TIMEOUT, gathered
 from hybridcomp.collectives import Communicator
-from hybridcomp.collectives.algorithms.selection import CHUNK_VARIABLE, VARIABLE
 
 _ELEMENT = 4  # bytes
 _LEAST, _MOST = 5, 60  # repetitions
@@ -57,7 +57,7 @@ def communicator(comm: MPI.Comm, chunk: int, algorithms: Mapping[str, str] | Non
         algorithms: algorithm of each operation; without it they are chosen.
     """
     forced = ",".join(f"{op}={name}" for op, name in (algorithms or {}).items())
-    with _environment({CHUNK_VARIABLE: str(chunk), VARIABLE: forced}):
+    with _environment({variables.CHUNK_BYTES.name: str(chunk), variables.ALGORITHM.name: forced}):
         return Communicator(comm, "none", "calibration", timeout=TIMEOUT)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from hybridcomp.collectives.agreement.consistency import LEVELS, VARIABLE
+from hybridcomp import variables
 from hybridcomp.collectives.device.cuda_aware import Awareness
 from hybridcomp.errors import MismatchError, RemoteError
 from hybridcomp.policy import Policy, load_policy
@@ -105,12 +105,12 @@ def agree(records: Any, own: Preparation, what: str) -> Agreement:
     check_versions([bytes(version) for version in records["version"]])
     for rank in np.flatnonzero(records["failed"]).tolist():
         raise RemoteError(f"{what}: rank {rank} failed: {_words(records[rank])}")
-    levels = records["detail"].tolist()
+    levels, names = records["detail"].tolist(), variables.DEBUG.names
     if len(set(levels)) > 1:
         other = levels.index(1 - levels[0])
         raise MismatchError(
-            f"the ranks have different debug levels: rank 0 has {VARIABLE}={LEVELS[levels[0]]}, "
-            f"rank {other} has {LEVELS[levels[other]]}; give all ranks the same"
+            f"the ranks have different debug levels: rank 0 has {variables.DEBUG}={names[levels[0]]}, "
+            f"rank {other} has {names[levels[other]]}; give all ranks the same"
         )
     different = np.flatnonzero((records["digest"] != records["digest"][0]).any(axis=1)).tolist()
     policy = own.policy

@@ -8,7 +8,6 @@ separate communicator: the k-th operation of a rank meets the k-th of every othe
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,15 +15,14 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from hybridcomp import variables
 from hybridcomp.arrays import DType
 from hybridcomp.collectives.execution.post_queue import PostQueue
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.collectives.stats import Call
-from hybridcomp.errors import ConfigError, MismatchError
+from hybridcomp.errors import MismatchError
 
-VARIABLE = "HYBRIDCOMP_DEBUG"
-LEVELS = ("off", "detail")
 _FIELDS = [("number", "<u8"), ("digest", "S16"), ("words", "S232")]
 
 _OPS = (
@@ -47,10 +45,7 @@ def in_detail() -> bool:
     Raises:
         ConfigError: the variable's value is not a level.
     """
-    level = os.environ.get(VARIABLE) or "off"
-    if level not in LEVELS:
-        raise ConfigError(f"{VARIABLE} is {level!r}; the levels are {', '.join(LEVELS)}")
-    return level == "detail"
+    return variables.DEBUG.read() == "detail"
 
 
 def described(call: Call) -> str:

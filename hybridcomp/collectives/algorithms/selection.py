@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from hybridcomp import variables
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec, parse_form
 from hybridcomp.codecs.sparse.base import SparseCodec
@@ -14,9 +14,6 @@ from hybridcomp.perfmodel import Profile, Setting, choose, chunk_bytes, load_pro
 from hybridcomp.schedules.registry import ALGORITHMS, Algorithm
 from hybridcomp.schedules.topology import Topology
 
-VARIABLE = "HYBRIDCOMP_ALGORITHM"
-CHUNK_VARIABLE = "HYBRIDCOMP_CHUNK_BYTES"
-_LEAST_CHUNK = 64
 #: Operations with more than one algorithm.
 OPERATIONS = tuple(op for op, named in ALGORITHMS.items() if len(named) > 1)
 
@@ -147,8 +144,11 @@ class Chooser:
 def own_settings() -> str:
     """Return this process's environment and profile as one text for :func:`chooser`, or the error found in them."""
     try:
-        variables = [os.environ.get(name, "") for name in (VARIABLE, CHUNK_VARIABLE)]
-        return "\n".join([*variables, load_profile().to_toml()])
+        forced = variables.ALGORITHM.read()
+        _check_algorithms(forced)
+        words = ",".join(f"{op}={name}" for op, name in forced.items())
+        chunk = variables.CHUNK_BYTES.read()
+        return "\n".join([words, str(chunk or ""), load_profile().to_toml()])
     except ConfigError as error:
         return f"\n\n\n{error}"
 
@@ -167,31 +167,16 @@ def chooser(topology: Topology, settings: str) -> Chooser:
     if profile.startswith("\n"):
         raise ConfigError(profile.strip())
     known = Profile.from_bytes(profile.encode(), "rank 0's")
-    return Chooser(topology, known, parse_forced(forced), parse_chunk(chunk))
+    return Chooser(topology, known, variables.ALGORITHM.parse(forced), variables.CHUNK_BYTES.parse(chunk))
 
 
-def parse_chunk(text: str) -> int | None:
-    """Parse the value of ``HYBRIDCOMP_CHUNK_BYTES``: a number of bytes; None, to choose, if it is empty.
-
-    Raises:
-        ConfigError: the text is no number of at least 64.
-    """
-    if text and (not text.isdecimal() or int(text) < _LEAST_CHUNK):
-        raise ConfigError(f"{CHUNK_VARIABLE} is {text!r}; allowed: a number of bytes from {_LEAST_CHUNK} on")
-    return int(text) if text else None
-
-
-def parse_forced(text: str) -> dict[str, str]:
-    """Parse the value of ``HYBRIDCOMP_ALGORITHM``, such as ``all_reduce=ring,broadcast=tree``.
+def _check_algorithms(forced: Mapping[str, str]) -> None:
+    """Check the value of ``HYBRIDCOMP_ALGORITHM``.
 
     Raises:
-        ConfigError: the text names no such operation or algorithm.
+        ConfigError: it names no such operation or algorithm.
     """
-    forced = {}
-    for part in filter(None, (p.strip() for p in text.split(","))):
-        op, _, name = part.partition("=")
+    for op, name in forced.items():
         if op not in OPERATIONS or name not in ALGORITHMS[op]:
             allowed = "; ".join(f"{one}={'|'.join(ALGORITHMS[one])}" for one in OPERATIONS)
-            raise ConfigError(f"{VARIABLE} has {part!r}; allowed, separated by commas: {allowed}")
-        forced[op] = name
-    return forced
+            raise variables.ALGORITHM.wrong(f"{op}={name}", f"separated by commas, {allowed}")

@@ -22,9 +22,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from hybridcomp.errors import ConfigError
+from hybridcomp import variables
 
-VARIABLE = "HYBRIDCOMP_CUDA_AWARE"
 _GPU_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
 _THREAD_MULTIPLE = 3
 _OFF = ("0", "false", "no", "off", "disabled")
@@ -68,14 +67,9 @@ def decide(environ: Mapping[str, str], library: Library) -> Awareness:
         ConfigError: ``HYBRIDCOMP_CUDA_AWARE`` is neither 0 nor 1.
     """
     collectives = "Open MPI" not in library.version
-    forced = environ.get(VARIABLE)
+    forced = variables.CUDA_AWARE.read(environ)
     if forced is not None:
-        if forced not in ("0", "1"):
-            raise ConfigError(
-                f"{VARIABLE} is {forced!r}; allowed: 1 (MPI takes device pointers), 0 (it does not), "
-                f"or unset (MPI is asked)"
-            )
-        return Awareness(forced == "1", forced == "1" and collectives, f"{VARIABLE}={forced}")
+        return Awareness(forced, forced and collectives, f"{variables.CUDA_AWARE}={int(forced)}")
     off = _switched_off(environ, library)
     if off is not None:
         return Awareness(False, False, off)

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from hybridcomp import variables
 from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.collectives.transport.arena import Arena, make_arena
 from hybridcomp.collectives.transport.shared_memory import map_arenas, shares_memory
-from hybridcomp.errors import ConfigError
 
-DEVICES = "HYBRIDCOMP_DEVICES"
 _FIRST = 128  # bytes of an arena before its blocks: the token's line and the bell's
 
 
-def may_use_devices(environ: Mapping[str, str] = os.environ) -> bool:
+def may_use_devices() -> bool:
     """Tell whether arrays of this process may lie in a GPU's memory.
 
     Raises:
         ConfigError: ``HYBRIDCOMP_DEVICES`` is neither 0 nor 1.
     """
-    given = environ.get(DEVICES)
+    given = variables.DEVICES.read()
     if given is None:
         return any(map(Path.exists, map(Path, ("/dev/nvidiactl", "/dev/dxg"))))
-    if given not in ("0", "1"):
-        raise ConfigError(
-            f"{DEVICES} is {given!r}; allowed: 1 (arrays may lie on a GPU), 0 (they do not), or unset (the devices "
-            "of this host are looked at)"
-        )
-    return given == "1"
+    return given
 
 
 @functools.cache

@@ -9,21 +9,19 @@ user could as well change this process.
 from __future__ import annotations
 
 import functools
-import os
 import struct
 from collections.abc import Iterable
 
 import numpy as np
 from mpi4py import MPI
 
-from hybridcomp import native
+from hybridcomp import native, variables
 from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.transport.arena import Arena, ArenaHandle, ArenaPool, address, open_arena
 from hybridcomp.errors import WireError
 
 _DESCRIPTOR = struct.Struct("<IIQQQ")
 _MAGIC = 0x01455948  # b"HYE\x01"
-_SWITCH = "HYBRIDCOMP_SHARED_MEMORY"
 
 
 class SharedMemoryPeers:
@@ -122,8 +120,12 @@ def connect_peers(comm: MPI.Comm, node: MPI.Comm) -> SharedMemoryPeers | None:
 
 
 def shares_memory() -> bool:
-    """Tell whether ranks of a host may share memory: not if the environment forbids it."""
-    return os.environ.get(_SWITCH) != "0"
+    """Tell whether ranks of a host may share memory: not if the environment forbids it.
+
+    Raises:
+        ConfigError: ``HYBRIDCOMP_SHARED_MEMORY`` is neither 0 nor 1.
+    """
+    return variables.SHARED_MEMORY.read()
 
 
 def map_arenas(

@@ -10,7 +10,9 @@ from typing import NamedTuple
 from torch._C._distributed_c10d import Store
 
 from hybridcomp import policy as policies
+from hybridcomp import variables
 from hybridcomp.codecs import Codec
+from hybridcomp.errors import PolicyError
 from hybridcomp.policy import Policy, load_policy
 
 PolicyLike = str | os.PathLike[str] | Policy | Codec
@@ -90,8 +92,11 @@ def chosen_policy() -> Policy | None:
     """
     if _chosen:
         return _chosen[0]
-    named = os.environ.get("HYBRIDCOMP_POLICY")
-    return read_policy(named) if named else None
+    named = variables.POLICY.read()
+    try:
+        return read_policy(named) if named else None
+    except PolicyError as error:
+        raise PolicyError(f"{variables.POLICY} is {named!r}: {error}") from error
 
 
 def read_policy(policy: PolicyLike) -> Policy:

@@ -207,7 +207,7 @@ def test_awareness_of_this_mpi(make, monkeypatch):
     """The control variable that says so is read through MPI's tools interface."""
     from hybridcomp.collectives.device import cuda_aware as module
 
-    monkeypatch.delenv(module.VARIABLE, raising=False)
+    monkeypatch.delenv("HYBRIDCOMP_CUDA_AWARE", raising=False)
     module.awareness.cache_clear()
     library = module._library()
     found = module.decide({}, library)
@@ -221,9 +221,9 @@ def test_awareness_of_this_mpi(make, monkeypatch):
 
 
 def test_ranks_agree_on_awareness(make, monkeypatch):
-    from hybridcomp.collectives.device.cuda_aware import VARIABLE, awareness
+    from hybridcomp.collectives.device.cuda_aware import awareness
 
-    monkeypatch.setenv(VARIABLE, "01"[RANK != SIZE - 1])
+    monkeypatch.setenv("HYBRIDCOMP_CUDA_AWARE", "01"[RANK != SIZE - 1])
     awareness.cache_clear()
     comm = make("bf16")
     verdict(not comm.cuda_aware.messages)

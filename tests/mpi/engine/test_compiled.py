@@ -14,11 +14,11 @@ import hybridcomp as hc
 from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.algorithms.selection import refusal
-from hybridcomp.collectives.engine.groups import DEVICES
 from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.topology import Topology
+from hybridcomp.variables import DEVICES
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, total, verdict
 
 CODECS = ["int8", "int4:rounding=stochastic", "bf16", "exponent", "topk:ratio=0.1", "sign", "zfp:rate=8"]
@@ -37,7 +37,7 @@ def both(request, monkeypatch) -> Iterator[tuple[hc.Communicator, hc.Communicato
     policy = "[dp]\nall_reduce = { codec = 'int8', feedback = '%s' }\n"
     made = []
     for devices in "01":
-        monkeypatch.setenv(DEVICES, devices)
+        monkeypatch.setenv(DEVICES.name, devices)
         made.append(communicator(parse_policy(policy % "ef", "test")))
     yield made[0], made[1], topology
     for comm in made:

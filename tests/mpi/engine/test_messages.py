@@ -11,9 +11,9 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.engine.groups import DEVICES
 from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.policy.toml import parse_policy
+from hybridcomp.variables import DEVICES
 from tests.mpi.conftest import WORLD, communicator, gaussian, verdict
 
 pytestmark = pytest.mark.ranks(least=2)  # one rank compresses no message
@@ -37,7 +37,7 @@ def make(monkeypatch) -> Iterator[Callable[..., hc.Communicator]]:
     made: list[hc.Communicator] = []
 
     def factory(policy: object = "none", devices: str = "0", timeout: float = 30) -> hc.Communicator:
-        monkeypatch.setenv(DEVICES, devices)
+        monkeypatch.setenv(DEVICES.name, devices)
         made.append(communicator(policy, timeout=timeout))
         # First messages are posted by threads of their own, and are not the engine's.
         word = np.zeros(1, np.uint8)

@@ -20,10 +20,10 @@ from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.algorithms.selection import refusal
 from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.collectives.engine.python_steps import PythonSteps
-from hybridcomp.collectives.transport.shared_memory import _SWITCH
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.topology import Topology
+from hybridcomp.variables import SHARED_MEMORY
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
 from tests.mpi.engine.test_compiled import overlap
 from tests.mpi.failure.test_interrupts import interrupt_often
@@ -270,7 +270,7 @@ def test_what_a_codec_was_lent_stays_for_as_long_as_it_is_referred_to(make, monk
 
 
 def test_a_damaged_message_is_an_error_on_all_ranks(make, monkeypatch):
-    monkeypatch.setenv(_SWITCH, "0")
+    monkeypatch.setenv(SHARED_MEMORY.name, "0")
     comm = make("lossless")
     if WORLD.rank == 0:
         native_engine().engine_damage(1, 1024)

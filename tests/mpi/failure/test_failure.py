@@ -14,7 +14,7 @@ import hybridcomp as hc
 from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, State, _Kind
 from hybridcomp.collectives.transport.mpi import MpiTransport
-from hybridcomp.collectives.transport.shared_memory import _SWITCH
+from hybridcomp.variables import SHARED_MEMORY
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
 N = 50_000
@@ -23,7 +23,7 @@ N = 50_000
 @pytest.fixture
 def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first message of at least 1 KiB that rank 0 sends to rank 1 arrives with a bit turned."""
-    monkeypatch.setenv(_SWITCH, "0")
+    monkeypatch.setenv(SHARED_MEMORY.name, "0")
     if WORLD.rank == 0:
         native_engine().engine_damage(1, 1024)
     honest = MpiTransport.isend

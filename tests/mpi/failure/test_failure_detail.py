@@ -12,9 +12,10 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.agreement.consistency import VARIABLE, Comparison
+from hybridcomp.collectives.agreement.consistency import Comparison
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.execution.steps import Pending, Steps
+from hybridcomp.variables import DEBUG
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 
 LAST = WORLD.size - 1
@@ -69,7 +70,7 @@ CASES: dict[str, tuple[Starts, Starts, str, str]] = {
 
 @pytest.fixture(autouse=True)
 def detail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "detail")
+    monkeypatch.setenv(DEBUG.name, "detail")
 
 
 @pytest.mark.parametrize("kind", CASES)
@@ -147,22 +148,22 @@ def test_the_same_is_done_as_ever(make, monkeypatch):
     got = np.zeros(WORLD.size * counts[WORLD.rank], np.float32)
     comm.Alltoallv([gaussian(sum(counts)), counts], [got, [counts[WORLD.rank]] * WORLD.size])
     verdict(bool(got.any()))
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(DEBUG.name)
     y = gaussian(100_000)
     make("hybrid").Allreduce(MPI.IN_PLACE, y)
     verdict(bool((x == y).all()))
 
 
 def test_a_level_that_is_none_is_refused(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "verbose")
-    with pytest.raises(hc.ConfigError, match=r"HYBRIDCOMP_DEBUG is 'verbose'; the levels are off, detail"):
+    monkeypatch.setenv(DEBUG.name, "verbose")
+    with pytest.raises(hc.ConfigError, match=r"HYBRIDCOMP_DEBUG is 'verbose'; allowed: off or detail"):
         hc.Communicator(WORLD, "none")
 
 
 def test_levels_that_differ_are_an_error_on_every_rank(monkeypatch):
     if WORLD.size == 1:
         return
-    monkeypatch.setenv(VARIABLE, "off" if odd else "detail")
+    monkeypatch.setenv(DEBUG.name, "off" if odd else "detail")
     with pytest.raises(
         hc.MismatchError, match=rf"rank 0 has HYBRIDCOMP_DEBUG=detail, rank {LAST} has off; give all"
     ):

@@ -51,6 +51,29 @@ def test_what_one_rank_cannot_prepare_is_told_to_all(monkeypatch):
     verdict(error_of(lambda: hc.Communicator(WORLD, "none")) is None)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NUM_THREADS", "0"),
+        ("SHARED_MEMORY", "off"),
+        ("SUMMARY", "garbage"),
+        ("CHUNK_BYTES", "many"),
+        ("HOOK", "x"),
+    ],
+)
+def test_a_wrong_variable_of_one_rank_is_told_to_all(monkeypatch, name, value):
+    """Whether or not making a communicator reads it."""
+    if last:
+        monkeypatch.setenv(f"HYBRIDCOMP_{name}", value)
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    kind = hc.ConfigError if last else hc.RemoteError
+    verdict(
+        isinstance(error, kind) and f"HYBRIDCOMP_{name} is '{value}'; allowed: " in str(error), repr(error)
+    )
+    monkeypatch.undo()
+    verdict(error_of(lambda: hc.Communicator(WORLD, "none")) is None)
+
+
 def test_a_policy_that_one_rank_cannot_read_is_told_to_all():
     if WORLD.size == 1:
         return
