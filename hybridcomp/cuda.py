@@ -126,7 +126,7 @@ def _cupy() -> Any:
         import cupy  # noqa: PLC0415  (only who has device arrays pays for it)
     except ImportError as error:
         raise CudaUnavailableError(
-            f"CuPy is not installed ({error}); pip install 'hybridcomp[cuda12]' or 'hybridcomp[cuda13]'"
+            f"CuPy is not installed ({error}); pip install cupy-cuda12x or cupy-cuda13x"
         ) from error
     found = tuple(int(part) for part in re.findall(r"\d+", cupy.__version__)[:2])
     if found < MIN_CUPY:

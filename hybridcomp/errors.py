@@ -58,3 +58,18 @@ class NativeUnavailableError(HybridcompError, ImportError):
 
 class CudaUnavailableError(HybridcompError, RuntimeError):
     """A CUDA buffer where this build or machine cannot handle one."""
+
+
+def missing_module(name: str, extra: str) -> ConfigError:
+    """Return the error for a module that an extra of this package brings, with the line that installs it.
+
+    The package is on no index, so that the line is for a clone; the index in it has PyTorch's builds for CPUs alone.
+
+    Args:
+        name: name of the module.
+        extra: name of the extra, which brings PyTorch, too.
+    """
+    return ConfigError(
+        f"{name} is missing: in a clone of hybridcomp, pip install '.[{extra}]' --extra-index-url "
+        "https://download.pytorch.org/whl/cpu (without that index, PyTorch comes with CUDA's libraries)"
+    )

@@ -46,7 +46,7 @@ def find_mpiexec() -> str:
     if found is None:
         raise ConfigError(
             f"no mpiexec beside {sys.executable} and none on PATH: "
-            "`pip install 'hybridcomp[mpich]'` brings MPICH's, or load the site's MPI"
+            "`pip install mpich` brings MPICH's, or load the site's MPI"
         )
     return found
 

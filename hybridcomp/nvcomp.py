@@ -40,8 +40,7 @@ def library() -> Any:
         return importlib.import_module("nvidia.nvcomp")
     except (ImportError, OSError) as error:
         raise CudaUnavailableError(
-            f"nvCOMP is not installed ({error}); pip install nvidia-nvcomp-cu12 or nvidia-nvcomp-cu13, as "
-            "hybridcomp[cuda12] and hybridcomp[cuda13] do"
+            f"nvCOMP is not installed ({error}); pip install nvidia-nvcomp-cu12 or nvidia-nvcomp-cu13"
         ) from error
 
 

@@ -9,7 +9,7 @@ partition=""
 account=""
 
 # Modules to load on the nodes, in order, separated by spaces: a compiler's runtime, MPICH or a relative of it.
-# Empty: the MPICH that `pip install 'hybridcomp[mpich]'` brings, which needs nothing from the site.
+# Empty: the MPICH that `pip install mpich` brings, which needs nothing from the site.
 modules=""
 
 # The virtual environment hybridcomp is installed in, on a file system that all nodes see.

@@ -93,7 +93,7 @@ def page(breakdowns: Sequence[Breakdown], title: str, decided: Figure | None = N
 def missing() -> str | None:
     """Name what is missing here to draw a page, or return None."""
     if find_spec("plotly") is None:
-        return "the picture needs Plotly: pip install 'hybridcomp[report]'"
+        return "the picture needs Plotly: pip install plotly"
     return None
 
 

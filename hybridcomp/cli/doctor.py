@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
     except (ImportError, RuntimeError) as error:
         first = str(error).partition("\n")[0]
         findings.problems.append(
-            f"mpi4py cannot load MPI ({first}): `pip install 'hybridcomp[mpich]'` brings MPICH, or load the site's MPI"
+            f"mpi4py cannot load MPI ({first}): `pip install mpich` brings MPICH, or load the site's MPI"
         )
         return _tell(findings, arguments, None)
     try:

@@ -7,6 +7,7 @@ import importlib
 import sys
 
 from hybridcomp import HybridcompError, __version__, variables
+from hybridcomp.errors import missing_module
 from hybridcomp.launcher import rank_here
 
 # Each command lives in the module of its name, whose main(argv) returns the exit code.
@@ -59,10 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         if error.name is None or error.name.startswith("hybridcomp"):
             raise
         extra = "plan" if command == "plan" else "train"
-        print(
-            f"hybridcomp {command}: error: {error.name} is missing: pip install 'hybridcomp[{extra}]'",
-            file=sys.stderr,
-        )
+        print(f"hybridcomp {command}: error: {missing_module(error.name, extra)}", file=sys.stderr)
         return EXIT_WRONG_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

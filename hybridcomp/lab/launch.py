@@ -62,7 +62,7 @@ def require_hydra(mpiexec: str, kind: str) -> None:
     if not is_hydra(mpiexec):
         raise LabError(
             f"{mpiexec} is not MPICH's (hydra), and a lab of kind {kind!r} needs hydra to place ranks on its "
-            "hosts; `pip install 'hybridcomp[mpich]'` brings one, or use --kind shared-memory"
+            "hosts; `pip install mpich` brings one, or use --kind shared-memory"
         )
 
 

@@ -121,7 +121,7 @@ def _summary_writer(folder: str | os.PathLike[str]) -> Any:
         module = importlib.import_module("torch.utils.tensorboard")
     except ImportError as error:
         raise ConfigError(
-            f"StatsWriter({os.fspath(folder)!r}) needs TensorBoard: pip install 'hybridcomp[tensorboard]', or give it "
+            f"StatsWriter({os.fspath(folder)!r}) needs TensorBoard: pip install tensorboard, or give it "
             f"an object with add_scalar"
         ) from error
     return module.SummaryWriter(os.fspath(folder))

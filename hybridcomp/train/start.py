@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.errors import ConfigError, MismatchError
+from hybridcomp.errors import ConfigError, MismatchError, missing_module
 from hybridcomp.policy import Policy, default_policy, frozen_to, load_policy
 from hybridcomp.train.checkpoints.resume import (
     Checkpoint,
@@ -100,7 +100,7 @@ def prepare(arguments: Sequence[str]) -> Job:
     """
     for module in _EXTRAS:
         if importlib.util.find_spec(module) is None:
-            raise ConfigError(f"{module} is missing: pip install 'hybridcomp[train]'")
+            raise missing_module(module, "train")
     config = parse(arguments)
     policy = read_policy(config)
     checkpoint = find_checkpoint(config, contents=False)

@@ -170,7 +170,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, cupy: Any, ordinal: int = 0) -> str
 def test_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     said = refused(monkeypatch, None)  # importing it is an ImportError
     assert said.startswith("CuPy is not installed")
-    assert "pip install 'hybridcomp[cuda12]' or 'hybridcomp[cuda13]'" in said
+    assert "pip install cupy-cuda12x or cupy-cuda13x" in said
     assert not cuda.available()
 
 

@@ -121,7 +121,10 @@ def test_a_picture_without_matplotlib(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     text = refused(capsys, "all_reduce", "--picture", "a.png")
-    assert "matplotlib is missing: pip install 'hybridcomp[train]'" in text
+    assert (
+        "matplotlib is missing: in a clone of hybridcomp, pip install '.[train]' --extra-index-url https"
+        in text
+    )
 
 
 # -- simulated time ---------------------------------------------------------------------------------------

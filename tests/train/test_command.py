@@ -78,7 +78,10 @@ def test_a_missing_extra_is_named_with_its_remedy(folder, monkeypatch, capsys):
     )
     monkeypatch.setattr(command, "inside_mpi", lambda: False)
     assert command.main([]) == 2
-    assert "torch is missing: pip install 'hybridcomp[train]'" in capsys.readouterr().err
+    assert (
+        "torch is missing: in a clone of hybridcomp, pip install '.[train]' --extra-index-url https"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_process_exits_with_2(folder):
