@@ -63,7 +63,11 @@ class Collectives:
             cut: cut of a part.
             phase: forward or backward.
             then: function called when ``output`` is there.
+
+        Raises:
+            CodecMismatchError: the cut is not of these buffers.
         """
+        cut.check("all_gather", own, output, self.size)
         if self._native is not None and not cut.encoded:
             return self._native.all_gather(output, own, cut.reason, then or _nothing)
         send, target = source(own), Target(output)
@@ -105,7 +109,11 @@ class Collectives:
             given: 1-D tensor of all parts; may be overwritten.
             cut: cut of a part.
             op: torch's reduce operation: a sum, an average or a ``PREMUL_SUM``.
+
+        Raises:
+            CodecMismatchError: the cut is not of these buffers.
         """
+        cut.check("reduce_scatter", output, given, self.size)
         if self._native is not None and not cut.encoded:
             self._native.reduce_scatter(output, given, op, cut.reason)
             return

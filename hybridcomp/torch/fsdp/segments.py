@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import get_codec
+from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Choice, Message, check_feedback
 from hybridcomp.policy.adapt.adaptation import Asked
 
@@ -72,6 +73,18 @@ class Cut:
     exact: list[tuple[Segment, Choice]] = field(default_factory=list)
     encoded: list[tuple[Segment, Choice]] = field(default_factory=list)
 
+    def check(self, op: str, part: Tensor, whole: Tensor, ranks: int) -> None:
+        """Check that the segments are all of a rank's part, and the parts of all ranks all of the buffer.
+
+        Raises:
+            CodecMismatchError: they are not.
+        """
+        if (part.numel(), whole.numel()) != (self.size, ranks * self.size):
+            raise CodecMismatchError(
+                f"{op} of FSDP2: a part of {part.numel()} elements in a buffer of {whole.numel()}, for parameters of "
+                f"{self.size} on each of {ranks} ranks: not each of them would be carried"
+            )
+
     @property
     def once(self) -> bool:
         """Tell whether a choice is for this time only."""
@@ -90,12 +103,17 @@ def segments_of(parameters: Sequence[Any], names: dict[int, str], ranks: int) ->
         parameters: FSDP2's ``FSDPParam`` objects, in the buffer's order.
         names: names of the parameters by ``id``.
         ranks: number of ranks that share the buffer.
+
+    Returns:
+        Segments in real numbers, of which a complex element is two.
     """
     found = []
     start = 0
     for parameter in parameters:
         name = names[id(parameter)]
-        total, size = parameter._orig_size.numel(), parameter.padded_sharded_param_size.numel()
+        numbers = 2 if parameter.sharded_param.is_complex() else 1
+        total = numbers * parameter._orig_size.numel()
+        size = numbers * parameter.padded_sharded_param_size.numel()
         dim = parameter.fsdp_placement.dim
         key = name if dim == 0 else f"{name}@dim{dim}/{ranks}"
         found.append(Segment(name, key, start, size, total))

@@ -11,6 +11,7 @@ from hybridcomp.arrays import as_dtype
 from hybridcomp.collectives.answers import Answers
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.torch.backend.op_kinds import op_kind
+from hybridcomp.torch.flat import as_real
 from hybridcomp.torch.fsdp.reference import Reference
 from hybridcomp.torch.fsdp.segments import Cut, Segment, cut, segments_of, whole
 from hybridcomp.torch.phases import phase
@@ -50,6 +51,7 @@ class Unit:
 
     def all_gather(self, output: Tensor, own: Tensor, group: Any) -> Any:
         """Start to gather parameters; return the work, or None if they are there."""
+        output, own = as_real(output), as_real(own)
         collectives = self._owner.collectives(group)
         if group is not self.group:
             again = whole(own.numel(), "parameters that were gathered before, within a smaller mesh")
@@ -71,6 +73,7 @@ class Unit:
             op: torch's reduce operation.
             parameters: parameters that have gradients; None if they are not known.
         """
+        output, given = as_real(output), as_real(given)
         if parameters is None:
             parameters = [p for p in self._parameters if p.sharded_param.requires_grad]
         collectives, adapting = self._owner.collectives(group), self._owner.adapting(group)

@@ -27,13 +27,13 @@ from hybridcomp.torch.exchange.group import ExchangeGroup
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.operations import Averaging, MpiOperations, Operations
 from hybridcomp.torch.hook.over_torch import TorchOperations
-from hybridcomp.torch.hook.plan import Split, make_split
+from hybridcomp.torch.hook.plan import Split, check_covers, make_split
 from hybridcomp.torch.memory import Arrays, pack, unpack
 from hybridcomp.torch.registry import registry
 from hybridcomp.torch.together import decides_together, join
 
 Named = Sequence[tuple[str, tuple[int, ...]]]
-"""Names and shapes of parameters, in the order in which a buffer holds them."""
+"""Names and shapes of parameters, in the order in which a buffer holds them; shapes of real numbers."""
 
 
 class Averager:
@@ -96,7 +96,8 @@ class Averager:
 
         Args:
             buffer: 1-D floating-point tensor: parameters one after another.
-            parameters: function that returns their names and shapes; called where ``key`` is new.
+            parameters: function that returns their names and shapes (:func:`~hybridcomp.torch.flat.real_shape`);
+                called where ``key`` is new.
             key: key that buffers of the same parameters share.
             step: step of training, for warm-up and for codecs that draw random numbers.
 
@@ -104,7 +105,7 @@ class Averager:
             The average on its way; None on the only rank, whose buffer is the average.
 
         Raises:
-            CodecMismatchError: the buffer is not floating-point.
+            CodecMismatchError: the buffer is not floating-point, or the parameters are not all of it.
         """
         group = self._joined()
         if group.size() == 1:
@@ -173,9 +174,11 @@ class Averager:
                 raise CodecMismatchError(f"{self.label} averages floating-point values, not {buffer.dtype}")
             hosts = None if getattr(group, "comm", None) is None else group.comm.hosts
             about = (self.axis, dtype, parameters(), step, self._stage, hosts)
-            return make_split(adapting.asked, *about, remembers=self._remembers)
+            split = make_split(adapting.asked, *about, remembers=self._remembers)
+            check_covers(split, buffer.numel(), self.label)
+            return split
 
-        alike = (key, buffer.dtype, self.policy.same_as_step(step))
+        alike = (key, buffer.dtype, buffer.numel(), self.policy.same_as_step(step))
         return self._plans.get(comm, alike, made, adapted=adapting.version)
 
     # -- memory and statistics (registry.Member) -----------------------------------------------------

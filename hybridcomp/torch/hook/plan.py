@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hybridcomp.arrays import DType
 from hybridcomp.collectives.operations.flat_small import SMALL
+from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Choice, Message
 from hybridcomp.policy.adapt.adaptation import Asked
 from hybridcomp.policy.auto.decider import Decider
@@ -90,6 +91,31 @@ def make_split(
     decided = small and isinstance(policy, Decider)
     small_as = max(small, key=lambda piece: piece.size).choice if decided else SMALL
     return Split(small, [p for p in pieces if not _is_small(p)], small_as)
+
+
+def check_covers(split: Split, elements: int, label: str) -> None:
+    """Check that the pieces lie one after another in a buffer, and fill it: what no piece has stays each rank's own.
+
+    Args:
+        split: the pieces.
+        elements: number of elements of the buffer.
+        label: name of the averager, for the error.
+
+    Raises:
+        CodecMismatchError: they do not; says where.
+    """
+    end = 0
+    for piece in sorted([*split.small, *split.alone], key=lambda piece: (piece.start, piece.stop)):
+        if piece.start != end:
+            raise CodecMismatchError(
+                f"{label}: {piece.name} begins at element {piece.start} of its buffer, where {end} elements come before"
+            )
+        end = piece.stop
+    if end != elements:
+        raise CodecMismatchError(
+            f"{label}: a buffer of {elements} elements was handed out for parameters of {end}: not each of them would "
+            "be averaged"
+        )
 
 
 def batches(split: Split, dtype: DType) -> list[Split]:

@@ -11,6 +11,7 @@ from torch.futures import Future
 
 from hybridcomp.policy import load_policy
 from hybridcomp.torch.backend.options import PolicyLike, default_policy
+from hybridcomp.torch.flat import real_shape
 from hybridcomp.torch.hook.averager import Averager, Named
 from hybridcomp.torch.untraced import untraced
 
@@ -69,7 +70,7 @@ class HookState(Averager):
         return averaging.future
 
     def _named(self, parameters: list[torch.Tensor]) -> Named:
-        return [(self._name(parameter), tuple(parameter.shape)) for parameter in parameters]
+        return [(self._name(parameter), real_shape(parameter)) for parameter in parameters]
 
     def _name(self, parameter: torch.Tensor) -> str:
         module = None if self._module is None else self._module()

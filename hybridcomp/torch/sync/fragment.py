@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 
 import torch
 from torch import nn
 
 from hybridcomp.errors import CodecMismatchError, HybridcompError
-from hybridcomp.torch.flat import views
+from hybridcomp.torch.flat import real_shape, views
 from hybridcomp.torch.hook.averager import Averager, Named
 from hybridcomp.torch.hook.operations import Averaging
 from hybridcomp.torch.replicas import local_of
@@ -24,7 +25,8 @@ class Fragment:
         number: its place among the fragments.
         parameters: parameters of this replica, by name.
         globals: values of which all replicas have the same bits, by name, in float32 (float64 where a parameter is
-            that). They have the parameters' shapes on this rank, and lie in one array.
+            that; complex ones as pairs of these). They have the parameters' shapes on this rank, and lie in one array,
+            complex ones first.
         differences: for each parameter, after a start the global value less this replica's own; once averaged, the
             mean of that over the replicas: the outer gradient.
         under_way: whether it was started, and its update is to come.
@@ -39,7 +41,7 @@ class Fragment:
             averager: averager of the replicas.
 
         Raises:
-            CodecMismatchError: a parameter is not floating-point.
+            CodecMismatchError: a parameter is neither floating-point nor complex.
             ValueError: the parameters are on several devices.
         """
         self.number = number
@@ -47,10 +49,11 @@ class Fragment:
         self.under_way = False
         self._averager = averager
         self._averaging: Averaging | None = None
-        locals_ = {name: local_of(parameter) for name, parameter in parameters.items()}
+        complex_first = sorted(parameters.items(), key=lambda item: not item[1].is_complex())
+        locals_ = {name: local_of(parameter) for name, parameter in complex_first}
         devices = {tensor.device for tensor in locals_.values()}
         for name, tensor in locals_.items():
-            if not tensor.is_floating_point():
+            if not (tensor.is_floating_point() or tensor.is_complex()):
                 raise CodecMismatchError(
                     f"parameters are averaged in floating point, and {name} is {tensor.dtype}"
                 )
@@ -59,9 +62,9 @@ class Fragment:
                 f"the parameters of a fragment are on one device, not on {', '.join(sorted(map(str, devices)))}: "
                 "give fragments= modules of one device each"
             )
-        double = any(tensor.dtype is torch.float64 for tensor in locals_.values())
-        self._shapes: Named = [(name, tuple(tensor.shape)) for name, tensor in locals_.items()]
-        size = sum(tensor.numel() for tensor in locals_.values())
+        double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in locals_.values())
+        self._shapes: Named = [(name, real_shape(tensor)) for name, tensor in locals_.items()]
+        size = sum(math.prod(shape) for _, shape in self._shapes)
         values = torch.empty(size, dtype=torch.float64 if double else torch.float32, device=devices.pop())
         self._buffer = torch.zeros_like(values)
         globals_ = map(nn.Parameter, views(values, locals_.values()))

@@ -42,8 +42,8 @@ class LocalSGD(SemiSync):
         """Copy the model's parameters.
 
         Args:
-            model: model that is not in DDP, with parameters of any floating-point type, DTensors too, of which each
-                rank averages its own part. Those that require no gradient are left alone.
+            model: model that is not in DDP, with parameters of any floating-point or complex type, DTensors
+                too, of which each rank averages its own part. Those that require no gradient are left alone.
             optimizer: optimizer whose steps are counted; None is the one that has parameters of the model. Where
                 several have, it is the one that steps last.
             every: steps from one average to the next; torchft's ``sync_every``.
@@ -57,7 +57,7 @@ class LocalSGD(SemiSync):
 
         Raises:
             ValueError: ``every`` is below 1, or the model has nothing to train.
-            CodecMismatchError: a parameter is not floating-point.
+            CodecMismatchError: a parameter is neither floating-point nor complex.
             PolicyError: the policy cannot be read, or has feedback with momentum.
         """
         super().__init__(

@@ -5,7 +5,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+import hybridcomp as hc
 import hybridcomp.torch as hct
+from hybridcomp.torch.fsdp import segments
 from tests.torch.models.fsdp import (
     FEEDBACK,
     error,
@@ -190,6 +192,55 @@ def case_few_rows_and_several_dtypes() -> None:
             reasons = {r.op: r.reason for r in state.rows() if r.codec == "none"}
             assert frozen == ("several dtypes" in reasons.get("all_gather", "")), reasons
             assert "reduce_scatter" not in reasons
+
+
+class Turned(torch.nn.Module):
+    """A complex layer, of a size that ranks do not share evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(48, 7, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = x.to(torch.complex64) @ self.weight
+        return turned.real + 2 * turned.imag
+
+
+def case_complex_parameters() -> None:
+    """They travel as pairs of reals, compressed, with what is lost made up for."""
+    torch.manual_seed(0)
+    weights = Turned().state_dict()
+    policy = policy_of('[fsdp]\nmin_bytes = 0\nreduce_scatter = { codec = "int4", feedback = "ef" }\n')
+    results = []
+    for backend, chosen in (("gloo", None), *((b, p) for b in BACKENDS for p in ("none", policy))):
+        model = Turned()
+        model.load_state_dict(weights)
+        fully_shard(model, mesh=mesh_of(backend))
+        state = hct.compress_fsdp(model, chosen) if chosen else None
+        total = sum(gradients(model)["weight"] for _ in range(8)) / 8
+        results.append((state, torch.view_as_real(total)))
+    exact = results[0][1]
+    for state, total in results[1:]:
+        lossy = bool(rows(state))
+        same_everywhere({"weight": total})
+        assert (1e-4 if lossy else 0) <= error(total, exact) < (0.03 if lossy else 1e-6)
+        assert lossy == any(array.size == 2 * 48 * 7 for array in state.memory().values())
+    assert sum(bool(rows(state)) for state, _ in results[1:]) == len(BACKENDS)
+
+
+def case_a_cut_is_of_its_buffers() -> None:
+    """What no segment has would stay each rank's own: it is refused before anything is sent."""
+    for backend in BACKENDS:
+        model = sharded(mesh_of(backend))
+        state = hct.compress_fsdp(model, "none")
+        unit = next(iter(state._units.values()))
+        part = torch.ones(10)
+        whole = torch.ones(10 * dist.get_world_size())
+        collectives, of_nine = state.collectives(unit.group), segments.whole(9, "for a test")
+        with pytest.raises(hc.CodecMismatchError, match=r"all_gather .* 10 elements .* 9 on each of"):
+            collectives.all_gather(whole, part, of_nine, "forward")
+        with pytest.raises(hc.CodecMismatchError, match=r"reduce_scatter .* 10 elements .* 9 on each of"):
+            collectives.reduce_scatter(part, whole, of_nine, dist.ReduceOp.SUM)
 
 
 def case_parameters_of_one_size() -> None:

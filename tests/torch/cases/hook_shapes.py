@@ -1,10 +1,13 @@
 """The DDP hook on parameters of any shape, and on several micro-batches."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.torch.cases.hook import BACKENDS, expected, hooked, policy
+import hybridcomp as hc
+import hybridcomp.torch as hct
+from tests.torch.cases.hook import BACKENDS, expected, group, hooked, policy
 from tests.torch.models.ddp import batch, loss_of, relative_error
 from tests.torch.models.parallel import assert_same_on_all_ranks
 
@@ -63,6 +66,71 @@ def case_parameters_of_any_shape() -> None:
                     continue
                 error = relative_error(p.grad, want.grad)
                 assert error < (1e-5 if codec in ("none", "topk:ratio=1.0") else 0.06), (codec, name, error)
+
+
+class Complex(nn.Module):
+    """Complex parameters of both widths, a scalar, one of an odd number of elements, beside real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.scalar = nn.Parameter(torch.randn((), dtype=torch.complex64))
+        self.matrix = nn.Parameter(torch.randn(64, 37, dtype=torch.complex64))
+        self.wide = nn.Parameter(torch.randn(4099, dtype=torch.complex128))
+        self.real = nn.Linear(37, 11)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = (x.to(torch.complex64) @ self.matrix) * self.scalar
+        return self.real(turned.real + 2 * turned.imag).square().sum() + ((self.wide * x[0]).abs() ** 2).sum()
+
+
+def case_complex_parameters() -> None:
+    """They are averaged as pairs of reals: all of them, with what a lossy codec loses made up for."""
+    inputs = [
+        torch.randn(64, generator=torch.Generator().manual_seed(r)) for r in range(dist.get_world_size())
+    ]
+    whole = Complex()
+    (sum(whole(x) for x in inputs) / len(inputs)).backward()
+    for backend in BACKENDS:
+        for codec in ("none", "int8", "int4", "powersgd:rank=60", "topk:ratio=1.0", "lattice:bits=16"):
+            ddp = hooked(backend, policy(codec, feedback=codec != "none", min_bytes=0), Complex())
+            totals = {name: torch.zeros_like(p) for name, p in ddp.module.named_parameters()}
+            for count in range(1, 5):
+                ddp.zero_grad()
+                ddp(inputs[dist.get_rank()]).backward()
+                worst = 0.0
+                for (name, p), want in zip(ddp.module.named_parameters(), whole.parameters(), strict=True):
+                    totals[name] += p.grad
+                    worst = max(worst, relative_error(_pairs(totals[name]), _pairs(want.grad) * count))
+                exact = codec in ("none", "topk:ratio=1.0") or dist.get_world_size() == 1
+                assert worst < (1e-5 if exact else 0.3 / count), (backend, codec, count, worst)
+            assert_same_on_all_ranks({name: _pairs(p.grad) for name, p in ddp.module.named_parameters()})
+            kept = {
+                key.rpartition("/")[2]: a.size for key, a in ddp.state.memory().items() if "residual" in key
+            }
+            if codec == "int4" and dist.get_world_size() > 1:
+                assert any(size == 2 * 64 * 37 for size in kept.values()), kept
+
+
+def _pairs(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+
+
+def case_a_buffer_is_filled_by_its_parameters() -> None:
+    """What no parameter has would stay each rank's own: the average is refused on all ranks, and the next one comes."""
+    for backend in BACKENDS:
+        state = hct.HookState("int8", process_group=group(backend))
+        if dist.get_world_size() == 1:
+            continue
+        for size in (31, 33):
+            with pytest.raises(
+                hc.CodecMismatchError,
+                match=f"hook:dp: a buffer of {size} elements was handed out for .* of 32",
+            ):
+                state.average(torch.ones(size), lambda: [("a", (4, 8))], "a", 0)
+        mine = torch.full((32,), float(dist.get_rank()))
+        state.average(mine, lambda: [("a", (4, 8))], "a", 1).wait()
+        assert (mine - (dist.get_world_size() - 1) / 2).abs().max() < 0.05
 
 
 def case_shapes_of_one_size() -> None:

@@ -237,6 +237,73 @@ def case_half_precision_frozen_and_unused_parameters() -> None:
     assert_same_everywhere(whole)
 
 
+class Turned(nn.Module):
+    """A real layer of an odd number of parameters, a complex one, and one of wider numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.real = nn.Linear(5, 5, bias=False)
+        self.turn = nn.Parameter(torch.randn(5, 3, dtype=torch.complex64))
+        self.wide = nn.Parameter(torch.randn(7, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = self.real(x).to(torch.complex64) @ self.turn
+        return (turned.real + 2 * turned.imag).square().mean() + ((self.wide * x[0, 0]).abs() ** 2).mean()
+
+
+def case_complex_parameters() -> None:
+    """They are averaged as pairs of reals, and outer optimizers have them as complex numbers."""
+    ranks = range(dist.get_world_size())
+    inputs = [torch.randn(4, 5, generator=torch.Generator().manual_seed(rank)) for rank in ranks]
+
+    def steps(model: nn.Module, rank: int, count: int) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(count):
+            optimizer.zero_grad()
+            model(inputs[rank]).backward()
+            optimizer.step()
+
+    def mean(models: list[nn.Module]) -> dict[str, torch.Tensor]:
+        every = [dict(model.named_parameters()) for model in models]
+        return {name: (sum(each[name] for each in every) / len(every)).detach() for name in every[0]}
+
+    apart = [Turned() for _ in ranks]
+    for rank in ranks:
+        steps(apart[rank], rank, 2)
+    want, first = mean(apart), dict(Turned().named_parameters())
+    for backend in BACKENDS:
+        for codec, most in (("none", 1e-5), ("int8", 0.02)):
+            for outer in (None, 0.5):
+                model = Turned()
+                inner = torch.optim.SGD(model.parameters(), lr=0.01)
+                more: dict[str, Any] = {
+                    "every": 2,
+                    "policy": policy(codec, feedback=codec != "none", min_bytes=0),
+                    "process_group": group(backend),
+                }
+                if outer is None:
+                    context: Any = hct.LocalSGD(model, inner, **more)
+                else:
+                    more["outer"] = torch.optim.SGD(model.parameters(), lr=outer)
+                    context = hct.DiLoCo(model, inner, **more)
+                with context:
+                    for _ in range(2):
+                        inner.zero_grad()
+                        model(inputs[dist.get_rank()]).backward()
+                        inner.step()
+                    got = values(model)
+                assert_same_everywhere(got)
+                for name, value in got.items():
+                    moved = (want[name] - first[name]) * (outer or 1)
+                    assert value.dtype == first[name].dtype
+                    off = (value - first[name] - moved).abs().max() / moved.abs().max()
+                    assert off < most, (backend, codec, outer, name, off)
+                saved = context.state_dict()
+                context.load_state_dict(saved)
+                assert saved["globals"]["turn"].is_complex()
+
+
 def case_parts_of_dtensors() -> None:
     """Replicas of tensor-parallel ranks average their parts."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("dp", "tp"))
