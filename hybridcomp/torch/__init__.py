@@ -32,6 +32,7 @@ from hybridcomp.torch.backend import gloo_only, mesh
 from hybridcomp.torch.backend.environment import export_environment
 from hybridcomp.torch.backend.options import Options, set_policy
 from hybridcomp.torch.hook import HookState, comm_hook
+from hybridcomp.torch.hook import state as hook_state
 from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry
 from hybridcomp.torch.reshard import reshard_state
@@ -83,6 +84,7 @@ plugin.register()
 mesh.install()
 gloo_only.install()
 phases.install()
+hook_state.install()
 zero.install()
 
 _OF_FSDP = ("FSDPCompression", "compress_fsdp")  # importing FSDP2 takes a second

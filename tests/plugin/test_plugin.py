@@ -255,6 +255,45 @@ def test_compiled_programs_run_unchanged(option: str):
     assert done.stdout.splitlines() == ["['comm_hook']" if option == "--hook" else "[]"] * 4
 
 
+@pytest.mark.parametrize("backend", ["gloo", "hybridcomp"])
+def test_no_use_of_ddp_fails_or_changes_by_the_hook(backend):
+    program = [python(), str(Path(__file__).parent / "uses_of_ddp.py"), backend]
+    done = subprocess.run(
+        [sys.executable, "-m", "hybridcomp", "run", "-n", "2", "--hook", "--policy=none", "--", *program],
+        env=environment(HYBRIDCOMP_SUMMARY="1"),
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    reasons = ["the policy says none", "sparse gradients go as DDP sends them"]
+    assert all(reason in done.stderr for reason in reasons), done.stderr
+
+
+def test_the_hook_steps_aside_where_it_cannot_be_used():
+    done = run(
+        """
+import torch.testing._internal.distributed.fake_pg, warnings
+warnings.simplefilter("always")
+dist.init_process_group("fake", rank=0, world_size=4, store=dist.HashStore())
+module = DistributedDataParallel(torch.nn.Linear(3, 2))
+module(torch.ones(1, 3)).sum()
+say(module._comm_hooks)
+torch._dynamo.config.optimize_ddp = "python_reducer"
+other = DistributedDataParallel(torch.nn.Linear(3, 2))
+other(torch.ones(1, 3)).sum()
+say(other._comm_hooks)
+""",
+        "--hook",
+        ranks=1,
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n[]\n"), done.stderr
+    aside = "HYBRIDCOMP_HOOK: a module goes on without the hook: "
+    assert f"{aside}nothing is known of the backend fake" in done.stderr
+    assert f"{aside}torch's Python reducer hands out no buckets" in done.stderr
+
+
 def test_the_hook_is_wanted_by_one_alone():
     done = run(DDP + 'os.environ["HYBRIDCOMP_HOOK"] = "yes"; net()\n', "--hook", ranks=1)
     assert done.returncode != 0

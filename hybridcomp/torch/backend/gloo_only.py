@@ -2,12 +2,14 @@
 
 ``torch.distributed.monitored_barrier`` refuses any backend that is not called gloo, ``_set_pg_timeout`` ignores it.
 DDP's built-in hook that compresses to 16 bits reads the result of an all-reduce in C++, in a form that no process
-group in Python can give it.
+group in Python can give it. The count of ``Join`` is handed to compiled code, which keeps no object of Python alive,
+and waits for ever without it.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import BuiltinCommHookType, _register_comm_hook
 from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -23,6 +26,9 @@ def install() -> None:
     _replace("monitored_barrier", _monitored_barrier, distributed_c10d, dist)
     _replace("_set_pg_timeout", _set_pg_timeout, distributed_c10d, dist)
     _replace("_register_builtin_comm_hook", _register_builtin_comm_hook, DistributedDataParallel)
+    theirs = Join.notify_join_context
+    if not getattr(theirs, "hybridcomp", False):
+        Join.notify_join_context = staticmethod(_notify_join_context(theirs))  # type: ignore[assignment]
 
 
 def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], *owners: Any) -> None:
@@ -75,6 +81,21 @@ def _register_builtin_comm_hook(theirs: Callable[..., Any]) -> Callable[..., Any
         _register_comm_hook(self.reducer, self.process_group, default_hooks.fp16_compress_hook)
 
     return register
+
+
+_counts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # the newest of each module
+
+
+def _notify_join_context(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(theirs)
+    def notify_join_context(joinable: Any) -> Any:
+        work = theirs(joinable)
+        if work is not None:
+            _counts[joinable] = work
+        return work
+
+    notify_join_context.hybridcomp = True  # type: ignore[attr-defined]
+    return notify_join_context
 
 
 def _own(group: Any) -> Any:

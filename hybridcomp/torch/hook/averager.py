@@ -14,6 +14,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch.futures import Future
 
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import ErrorFeedback
@@ -59,6 +60,7 @@ class Averager:
         group: Any = None,
         stage: int | None = None,
         remembers: bool = True,
+        listed: bool = True,
     ) -> None:
         """Register the averager; the first buffer makes its communicator.
 
@@ -70,6 +72,7 @@ class Averager:
             stage: pipeline stage that the parameters belong to; for a policy's ``stages``.
             remembers: whether error feedback, where the policy says so, keeps a codec's error for the next buffer;
                 False where the next one is in other coordinates.
+            listed: whether to register it now; :meth:`register` does it later.
         """
         self.policy = policy
         self.axis = axis
@@ -85,9 +88,17 @@ class Averager:
         self._operations: Operations | None = None
         self._adapting: Adapting | None = None
         self._decided: Arrays = {}  # loaded before anything was sent
-        registry.add(self)
+        self._listed = False
+        if listed:
+            self.register()
         # The statistics stay when this object goes.
         weakref.finalize(self, _keep, self._counts).atexit = False
+
+    def register(self) -> None:
+        """Register the averager with the process's registry, once."""
+        if not self._listed:
+            self._listed = True
+            registry.add(self)
 
     def average(
         self, buffer: torch.Tensor, parameters: Callable[[], Named], key: Hashable, step: int
@@ -122,6 +133,29 @@ class Averager:
         for piece in [*split.alone, *split.small] if observed else []:
             adapting.observe(piece.name, buffer[piece.start : piece.stop], self.feedback)
         return operations.average(buffer, split, step)
+
+    def let_through(self, buffer: torch.Tensor, why: str) -> Future[torch.Tensor]:
+        """Average a buffer of entries by the group's own all-reduce, as DDP does it without a hook.
+
+        Args:
+            buffer: sparse COO tensor.
+            why: reason, for the statistics.
+
+        Returns:
+            A future of the buffer.
+        """
+        group = self._joined()
+        ranks = group.size()
+        nbytes = buffer._indices().nbytes + buffer._values().nbytes
+        sent = (ranks - 1) * nbytes
+        ours = getattr(group, "comm", None) is not None  # which counts what it sends
+        self._counts.add_let_through(nbytes, 0 if ours else sent, why)
+        if ranks == 1:
+            return done(buffer)
+        buffer.div_(ranks)
+        work: Any = dist.all_reduce(buffer, group=group, async_op=True)
+        future: Future[torch.Tensor] = work.get_future().then(lambda _: buffer)
+        return future
 
     def flush(self) -> None:
         """Let started averages go on to their end; to be called where no other buffer follows for a while."""
@@ -200,6 +234,13 @@ class Averager:
 
     def advance(self) -> None:
         """Do nothing: the averager's user counts its steps."""
+
+
+def done(buffer: torch.Tensor) -> Future[torch.Tensor]:
+    """Return a future that has its value."""
+    future: Future[torch.Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else [])
+    future.set_result(buffer)
+    return future
 
 
 def _keep(counts: Counts) -> None:

@@ -29,6 +29,18 @@ class Counts:
         """Count a bucket of the only rank, which sends nothing."""
         self._add(StatRow(self.axis, "all_reduce", "none", "one rank", calls=1, raw_bytes=nbytes))
 
+    def add_let_through(self, nbytes: int, sent: int, why: str) -> None:
+        """Count a bucket that went as DDP sends it without a hook.
+
+        Args:
+            nbytes: bytes of the bucket.
+            sent: bytes that this rank sent, where nothing else counts them.
+            why: reason.
+        """
+        row = StatRow(self.axis, "all_reduce", "none", why, calls=1, raw_bytes=nbytes)
+        row.plain_bytes = row.wire_bytes = sent
+        self._add(row)
+
     def add_operation(self, call: StatRow, pieces: Sequence[Piece], dtype: DType, ranks: int) -> None:
         """Count an operation that has carried ``pieces``, each as one.
 

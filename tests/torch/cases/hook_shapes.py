@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import hybridcomp as hc
 import hybridcomp.torch as hct
@@ -114,6 +115,46 @@ def case_complex_parameters() -> None:
 
 def _pairs(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+
+
+class Words(nn.Module):
+    """A table whose gradients are sparse, before a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.table = nn.EmbeddingBag(200, 24, sparse=True, mode="sum")
+        self.layer = nn.Linear(24, 300)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.table((x.abs() * 50).long())).square().mean()
+
+
+def case_sparse_gradients() -> None:
+    """They go as DDP sends them without a hook, with its values, and the statistics say so; others are compressed."""
+    inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for backend in BACKENDS:
+        for more in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 1e-6}):
+            plain = DistributedDataParallel(Words(), process_group=group(backend), **more)
+            ddp = hooked(backend, policy("int8", min_bytes=0), Words(), **more)
+            for _ in range(3):
+                for module in (plain, ddp):
+                    module.zero_grad()
+                    module(inputs).backward()
+                got, want = (module.module.table.weight.grad.coalesce() for module in (ddp, plain))
+                assert torch.equal(got.indices(), want.indices()), (backend, more)
+                assert torch.equal(got.values(), want.values()), (backend, more)
+                dense, exact = (module.module.layer.weight.grad for module in (ddp, plain))
+                lossy = dist.get_world_size() > 1
+                assert 1e-6 * lossy <= relative_error(dense, exact) < 0.05, (backend, more)
+            assert ddp.state.step == 3
+            rows = {row.reason: row for row in ddp.state.rows()}
+            row = rows["sparse gradients go as DDP sends them"]
+            assert (row.codec, row.calls) == ("none", 3)
+            assert row.raw_bytes == 3 * inputs.numel() * (
+                24 * 4 + 8
+            )  # an entry for each word, with its index
+            assert (row.wire_bytes > 0) == (backend == "gloo" and dist.get_world_size() > 1)
 
 
 def case_a_buffer_is_filled_by_its_parameters() -> None:

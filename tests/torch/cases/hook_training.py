@@ -1,6 +1,8 @@
 """The DDP hook in programs as people write them: accumulation, scalers, odd parameters, failures; over both links."""
 
+import copy
 import json
+import pickle
 import tempfile
 import threading
 import time
@@ -23,7 +25,8 @@ from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.engine.programs import Programs
 from hybridcomp.torch.exchange.communicator import TorchCommunicator
 from tests.torch.cases.hook import BACKENDS, group, hooked, policy, step
-from tests.torch.models.ddp import assert_near, batch, loss_of
+from tests.torch.models.ddp import assert_near, batch, loss_of, model
+from tests.torch.models.parallel import assert_same_on_all_ranks
 
 
 def parameters(ddp: DistributedDataParallel) -> dict[str, torch.Tensor]:
@@ -69,6 +72,69 @@ def case_options_of_ddp() -> None:
             ddp = hooked(backend, policy("topk:ratio=1.0", feedback=True, min_bytes=0), **options)
             for _ in range(3):
                 assert_near(step(ddp), 2e-6, rows=60)
+
+
+def case_a_state_is_copied_and_pickled() -> None:
+    """Alone or with its module, as torch's own states: it goes on with the same bits, and the registry's memory."""
+    for backend in BACKENDS:
+        for chosen in (policy("int4", feedback=True, min_bytes=0), "powersgd:rank=2"):
+            of = dist.group.WORLD if backend == "hybridcomp" else group(backend)
+            ddp = DistributedDataParallel(model(), process_group=of)
+            ddp.state = hct.HookState(chosen, module=ddp)
+            ddp.register_comm_hook(ddp.state, hct.comm_hook)
+            for _ in range(2):
+                step(ddp)
+            before = ddp.state.memory()
+            assert before
+            with (
+                pytest.warns(UserWarning, match="without its process group")
+                if backend == "gloo"
+                else nullcontext()
+            ):
+                saved = pickle.dumps((ddp.state, hct.comm_hook))
+            copied = (
+                copy.deepcopy(ddp) if of is dist.group.WORLD else None
+            )  # DDP copies modules of that group only
+            expected = [step(ddp), step(ddp)]
+            pairs = [(*pickle.loads(saved), DistributedDataParallel(model(), process_group=of))]
+            if copied is not None:
+                ((hook, state),) = copied._comm_hooks
+                copied._comm_hooks.clear()
+                pairs.append((state, hook, copied))
+            for state, hook, module in pairs:
+                assert hook is hct.comm_hook
+                assert state.step == 2
+                assert {name: a.tobytes() for name, a in state.memory().items()} == {
+                    name: a.tobytes() for name, a in before.items()
+                }
+                known = set(hct.state_dict())  # without it: it is no hook of this program yet
+                module.register_comm_hook(state, hook)
+                assert set(hct.state_dict()) > known
+                for want in expected:
+                    for name, got in step(module).items():
+                        assert torch.equal(got, want[name]), (backend, chosen, name)
+
+
+def case_a_copied_state_needs_names() -> None:
+    """A hook of one's own that has a copied state inside of its own tells it the module."""
+    net = model()
+    given = pickle.loads(pickle.dumps(hct.HookState("int8", module=net)))
+    lost = pickle.loads(pickle.dumps(given))
+    given.attach(net)
+
+    def hook(states: list[hct.HookState], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        return hct.comm_hook(states[0], bucket)
+
+    for state in (given, lost):
+        ddp = DistributedDataParallel(net)
+        ddp.register_comm_hook([state], hook)
+        with (
+            nullcontext()
+            if state is given
+            else pytest.warns(UserWarning, match="knows no names of parameters")
+        ):
+            assert_same_on_all_ranks(step(ddp))
+    assert list(given._names.values()) == [name for name, _ in net.named_parameters()]
 
 
 def case_two_modules_at_once() -> None:
