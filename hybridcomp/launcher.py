@@ -126,6 +126,12 @@ def inside_mpi() -> bool:
     return all(name in os.environ for name in _SLURM_STEP) and int(os.environ[_SLURM_STEP[1]]) > 1
 
 
+def hydra_socket() -> int:
+    """Return the socket to the MPICH mpiexec that started this rank; -1 where another launcher did."""
+    socket_of = os.environ.get("PMI_FD", "")
+    return int(socket_of) if socket_of.isdecimal() and "MPI_LOCALRANKID" in os.environ else -1
+
+
 def torchrun_variables() -> dict[str, str]:
     """Return the variables that torchrun would set for this rank, from those of the launcher that started it.
 

@@ -323,7 +323,7 @@ def step_ended() -> None:
 def joined(rank: int) -> None:
     """Set the rank of this process.
 
-    The first call reads ``HYBRIDCOMP_TRACE``, and begins a trace if it is set.
+    The first call that succeeds reads ``HYBRIDCOMP_TRACE``, and begins a trace if it is set.
 
     Raises:
         ConfigError: the folder in it cannot be made.
@@ -331,10 +331,10 @@ def joined(rank: int) -> None:
     global _rank, _asked  # noqa: PLW0603
     _rank = rank
     if not _asked:
-        _asked = True
         folder = variables.TRACE.read()
         if folder and recorder is None:
             start(folder)
+        _asked = True
 
 
 def _at_exit() -> None:

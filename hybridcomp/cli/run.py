@@ -9,13 +9,14 @@ import sys
 from typing import NoReturn
 
 from hybridcomp import variables
-from hybridcomp.cli.watch import hydra_waits_for_all, run_and_watch
+from hybridcomp.cli.watch import run_and_watch
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab.launch import plain, resolve
 from hybridcomp.launcher import (
     check_launcher,
     check_room,
     find_mpiexec,
+    hydra_socket,
     inside_mpi,
     reserve_port,
     torchrun_variables,
@@ -82,7 +83,8 @@ def main(argv: list[str]) -> int:
     if inside_mpi():
         _check_size(arguments.ranks)
         os.environ.update(torchrun_variables())
-        if hydra_waits_for_all():
+        # Slurm (--kill-on-bad-exit) and Open MPI watch the exit status of every rank themselves.
+        if hydra_socket() >= 0:
             run_and_watch(resolved)
         _become(resolved)
     if "SLURM_JOB_ID" in os.environ:

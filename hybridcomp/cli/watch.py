@@ -13,18 +13,10 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from hybridcomp.launcher import LAST_WORDS_SECONDS, torchrun_variables
+from hybridcomp.launcher import LAST_WORDS_SECONDS, hydra_socket, torchrun_variables
 
 # mpiexec sends a rank's signals to all processes of its group, so the command gets these by itself.
 _COMMANDS_OWN = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-
-
-def hydra_waits_for_all() -> bool:
-    """Tell whether MPICH's mpiexec started this rank, which waits for all ranks where one fails without MPI.
-
-    Slurm (``--kill-on-bad-exit``) and Open MPI watch the exit status of every rank themselves.
-    """
-    return "PMI_FD" in os.environ and "MPI_LOCALRANKID" in os.environ
 
 
 def run_and_watch(command: list[str]) -> NoReturn:
@@ -47,5 +39,5 @@ def run_and_watch(command: list[str]) -> NoReturn:
         status = 128 - status if status < 0 else status
         time.sleep(LAST_WORDS_SECONDS)
         with suppress(OSError):  # a rank that has left MPI in order has no connection any more
-            os.write(int(os.environ["PMI_FD"]), f"cmd=abort exitcode={status}\n".encode())
+            os.write(hydra_socket(), f"cmd=abort exitcode={status}\n".encode())
     sys.exit(status)

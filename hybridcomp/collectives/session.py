@@ -12,7 +12,7 @@ from hybridcomp.arrays import Flat
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.agreement.agreement import Preparation
 from hybridcomp.collectives.agreement.consistency import Comparison, described, in_detail
-from hybridcomp.collectives.agreement.making import LEAST_SECONDS, make
+from hybridcomp.collectives.agreement.making import LEAST_SECONDS, Parts, make
 from hybridcomp.collectives.algorithms.schedules import Schedules
 from hybridcomp.collectives.algorithms.selection import own_settings
 from hybridcomp.collectives.automatic import Automatic
@@ -61,7 +61,6 @@ class Session:
     def __init__(
         self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
     ) -> None:
-        trace.joined(MPI.COMM_WORLD.Get_rank())
         self._axis = axis
         self._freed = False
         self.step = 0
@@ -72,6 +71,7 @@ class Session:
 
         def prepare() -> Preparation:
             variables.check(MPI.COMM_WORLD.Get_rank())
+            trace.joined(MPI.COMM_WORLD.Get_rank())
             settings = own_settings() if comm.Get_rank() == 0 else ""
             self._timeout = check_timeout(timeout)
             in_full = in_detail() if detail is None else detail
@@ -79,6 +79,14 @@ class Session:
             return Preparation(chosen, awareness(), in_full, not may_use_devices(), settings)
 
         parts = make(comm, axis, timeout if is_timeout(timeout) else LEAST_SECONDS, prepare)
+        try:
+            self._take(parts)
+        except BaseException as error:
+            parts.give_up(error)
+            raise
+
+    def _take(self, parts: Parts) -> None:
+        """Begin with the parts that all ranks have made."""
         self._policy: Policy = parts.agreed.policy
         self._engine = engine()
         self.key = parts.agreed.key

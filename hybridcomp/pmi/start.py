@@ -10,21 +10,23 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from hybridcomp import launcher, variables
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
-from hybridcomp.pmi import hosts
+from hybridcomp.native import kernels
+from hybridcomp.pmi import ending, hosts
 
 _CARD = "hybridcomp/pmi"  # key in the store: address of rank 0's server
 _FAILED = "failed"
 _AGAIN_SECONDS = 0.02
+_LOOK_SECONDS = 0.1  # seconds between looks at whether another rank has failed
 _SERVER_SECONDS = 20.0  # seconds for the server's process to print its port
 _SHARED_MEMORY = re.compile(r"/dev/shm/mpich_shm_\w+")
 _WAYS = "start the program with mpiexec or srun of the MPI that mpi4py uses, or `pip install mpich`"
-_MPICH = ("MPICH", "MVAPICH", "Intel(R) MPI", "CRAY MPICH")  # libraries that begin by PMI-1
 
 
 def needed() -> bool:
@@ -38,7 +40,9 @@ def needed() -> bool:
     return (by_torchrun or not launcher.inside_mpi()) and (mpi is None or not mpi.Is_initialized())
 
 
-def start(store: Any, rank: int, size: int, timeout: timedelta) -> None:
+def start(
+    store: Any, rank: int, size: int, timeout: timedelta, check: Callable[[], None] = lambda: None
+) -> None:
     """Initialise MPI with torch's ranks. Collective over all of them.
 
     Args:
@@ -46,13 +50,16 @@ def start(store: Any, rank: int, size: int, timeout: timedelta) -> None:
         rank: rank of this process.
         size: number of ranks.
         timeout: time for all ranks to come.
+        check: function called while this rank waits for others; an error that it raises ends the waiting.
 
     Raises:
         ConfigError: mpi4py's MPI cannot be started this way, or this host has no route to rank 0's.
+        NativeUnavailableError: this rank has no kernels, or lacks the instruction set that it is told to use.
         CollectiveTimeoutError: not all ranks came.
         RemoteError: rank 0 could not start the server.
     """
     mpi = _library()
+    kernels()
     deadline = time.monotonic() + timeout.total_seconds()
     if rank == 0:
         try:
@@ -60,12 +67,14 @@ def start(store: Any, rank: int, size: int, timeout: timedelta) -> None:
         except Exception as error:
             store.set(_CARD, json.dumps({_FAILED: f"{type(error).__name__}: {error}", "attempt": _attempt()}))
             raise
-    connection, count = _join(store, rank, deadline, timeout)
+    connection, count = _join(store, rank, deadline, timeout, check)
     _initialise(mpi, connection, rank, size, _network() if count > 1 else {})
     _unlink_shared_memory(mpi.COMM_WORLD, deadline)
 
 
-def _join(store: Any, rank: int, deadline: float, timeout: timedelta) -> tuple[socket.socket, int]:
+def _join(
+    store: Any, rank: int, deadline: float, timeout: timedelta, check: Callable[[], None]
+) -> tuple[socket.socket, int]:
     """Connect to rank 0's server once all ranks have; return the connection, and the number of hosts.
 
     A store may outlive ranks that all started again, and hold what the earlier ones left. So an address without a
@@ -73,6 +82,7 @@ def _join(store: Any, rank: int, deadline: float, timeout: timedelta) -> tuple[s
     """
     waited, error = f"starting MPI: rank {rank} waited {timeout.total_seconds():g} s", ""
     while time.monotonic() < deadline:
+        check()
         if not store.check([_CARD]):
             time.sleep(_AGAIN_SECONDS)
             continue
@@ -83,7 +93,7 @@ def _join(store: Any, rank: int, deadline: float, timeout: timedelta) -> tuple[s
             time.sleep(_AGAIN_SECONDS)
             continue
         try:
-            return _greet(card, rank, deadline)
+            return _greet(card, rank, deadline, check)
         except OSError as refused:
             error = f"{card['address']}:{card['port']}: {refused}"
             time.sleep(_AGAIN_SECONDS)
@@ -100,15 +110,20 @@ def _attempt() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
 
 
-def _greet(card: dict[str, Any], rank: int, deadline: float) -> tuple[socket.socket, int]:
+def _greet(
+    card: dict[str, Any], rank: int, deadline: float, check: Callable[[], None]
+) -> tuple[socket.socket, int]:
     connection = socket.create_connection((card["address"], card["port"]), _SERVER_SECONDS)
     answer = b""
     try:
         connection.sendall(f"{card['secret']} {rank} {hosts.identity()}\n".encode())
-        connection.settimeout(max(deadline - time.monotonic(), 0) + _SERVER_SECONDS)
+        end = max(deadline, time.monotonic()) + _SERVER_SECONDS
+        while not select.select([connection], [], [], _LOOK_SECONDS)[0] and time.monotonic() < end:
+            check()
+        connection.settimeout(_SERVER_SECONDS)
         while not answer.endswith(b"\n") and (byte := connection.recv(1)):  # later bytes are for MPI
             answer += byte
-    except OSError:
+    except BaseException:
         connection.close()
         raise
     what, _, rest = answer.decode("ascii", "replace").strip().partition(" ")
@@ -136,7 +151,7 @@ def _library() -> Any:
     from mpi4py import MPI  # noqa: PLC0415
 
     name = MPI.Get_library_version().split("\n")[0].strip("\x00 ")
-    if not name.startswith(_MPICH):
+    if not name.startswith(ending.MPICH):
         raise ConfigError(f"mpi4py's MPI, {name}, cannot be started by torchrun and its like: {_WAYS}")
     return MPI
 
@@ -225,6 +240,7 @@ def _initialise(mpi: Any, connection: socket.socket, rank: int, size: int, netwo
     finally:
         for name in own:  # not for programs that this one starts
             os.environ.pop(name, None)
+    ending.hold()
     world = mpi.COMM_WORLD
     if (world.rank, world.size) != (rank, size):
         raise ConfigError(

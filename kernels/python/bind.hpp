@@ -61,6 +61,7 @@ inline DTypeCode sum_dtype(int code) {
 // Bind messages of any codec, and each family's functions.
 void bind_message(nb::module_& m);
 void bind_convert(nb::module_& m);
+void bind_ending(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_lattice(nb::module_& m);
 void bind_lease(nb::module_& m);

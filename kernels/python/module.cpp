@@ -53,6 +53,7 @@ NB_MODULE(_kernels, m) {
   m.def("set_threads", &set_threads, "count"_a);
   bind_message(m);
   bind_convert(m);
+  bind_ending(m);
   bind_engine(m);
   bind_lattice(m);
   bind_lease(m);

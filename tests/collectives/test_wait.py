@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridcomp.collectives.execution.library import address
 from hybridcomp.collectives.execution.steps import Pending
 from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.native import kernels
+from hybridcomp.pmi.library import address
 
 HOW = {"least": 20e-6, "most": 1e-3, "share": 1 / 16}
 

@@ -37,6 +37,7 @@ _POLL_SECONDS = 0.02  # seconds between polls of notices; a communicator is made
 LEAST_SECONDS = 30.0
 # Time for ranks that have met to answer each other, beside the other work of their cores.
 _EXCHANGE_SECONDS = 10.0
+_LOOK_SECONDS = 1e-3  # seconds between looks of a rank that has no engine
 _ANSWER_SECONDS = 1.0  # time for other ranks to say whether they are there
 _THREAD = "hybridcomp-making"
 _MAKING = 0  # number of the making in notices: operations are numbered from 1 on
@@ -74,6 +75,11 @@ class Parts(NamedTuple):
     chooser: Chooser
     notices: Notices | None
 
+    def give_up(self, error: BaseException) -> None:
+        """Tell the other ranks, which have their communicator by now, that this one cannot begin with its own."""
+        if self.notices is not None:
+            self.notices.tell(_MAKING, error)
+
 
 def check_threads() -> None:
     """Check that MPI may be called from several threads at a time.
@@ -93,7 +99,8 @@ def check_threads() -> None:
 def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Preparation]) -> Parts:
     """Make the parts of a communicator of the ranks of ``comm``. Collective.
 
-    Work that may fail on one rank is done first, and the ranks tell each other how that went before MPI makes anything.
+    Work that may fail on one rank is done first, and the ranks tell each other how that went before MPI makes anything:
+    the engine is made, which loads the kernels, and then ``prepare`` called.
 
     Args:
         comm: communicator of the caller.
@@ -102,21 +109,28 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
         prepare: function that returns this rank's settings, without other ranks.
 
     Raises:
-        ConfigError: MPI has too low a level of thread support, or was started by another MPI's launcher.
+        ConfigError: MPI has too low a level of thread support, or was started by another MPI's launcher; or this
+            process was forked after MPI was initialised.
+        NativeUnavailableError: this rank has no kernels, or lacks the instruction set that it is told to use.
         CollectiveTimeoutError: the other ranks have not all come, or do not go on.
         RemoteError: another rank has failed; names it.
         MismatchError: the ranks disagree; raised on every rank.
         BaseException: the error that ``prepare`` raised.
     """
-    check_threads()
     check_world(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
     rank, size = comm.Get_rank(), comm.Get_size()
     what = f"making a communicator on axis {axis!r}, rank {rank} of {size}"
-    engine().check_process(what)
-    collect()
+    try:
+        check_threads()
+        progress = engine()
+    except Exception as error:
+        _tell_all(comm, error, timeout)
+        raise
+    progress.check_process(what)
     own: Preparation | BaseException
     standby: StandbyThread | None = None
     try:
+        collect()
         contexts.announce()  # here, so that where warnings are errors, the other ranks are told
         own = prepare()
         standby = StandbyThread(_THREAD, what)  # or others would wait for a rank without a thread inside MPI
@@ -128,6 +142,22 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
     finally:
         if standby is not None:
             standby.dismiss()
+
+
+def _tell_all(comm: MPI.Comm, error: Exception, timeout: float) -> None:
+    """Tell the other ranks that this one cannot make the communicator, without the engine, which it lacks."""
+    record = pack_preparation(error)
+    records = record.repeat(comm.Get_size())
+    for post in (comm.Ibarrier, lambda: comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE])):
+        request, deadline = post(), time.monotonic() + timeout
+        while not request.Test():
+            if time.monotonic() > deadline:
+                _untold.append((request, record, records))
+                return
+            time.sleep(_LOOK_SECONDS)
+
+
+_untold: list[Any] = []  # what MPI may still read, and write to
 
 
 def _make(

@@ -9,8 +9,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.execution.library import address
 from hybridcomp.native import kernels
+from hybridcomp.pmi.library import address
 
 _FUNCTIONS = (
     "MPI_Isend",

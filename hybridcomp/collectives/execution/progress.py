@@ -35,6 +35,8 @@ from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.supervision import OF_ANY_MESSAGE, close, distrusted, heed
 from hybridcomp.collectives.failure.watchdog import watch_process, watched
+from hybridcomp.errors import ConfigError
+from hybridcomp.pmi import ending
 
 __all__ = ["Engine", "Request", "engine"]
 
@@ -69,6 +71,7 @@ class Engine:
         self._background = Background(self)
         self._pid = os.getpid()
         self.thrown: BaseException | None = None
+        ending.hold()
         watch_process(f"rank {MPI.COMM_WORLD.Get_rank()} of {MPI.COMM_WORLD.Get_size()}")
 
     def start(
@@ -148,9 +151,9 @@ class Engine:
         return ended
 
     def check_process(self, what: str | Name) -> None:
-        """Raise RuntimeError in a process forked after the engine's start; ``what`` names an operation of MPI."""
+        """Raise ConfigError in a process forked after the engine's start; ``what`` names an operation of MPI."""
         if os.getpid() != self._pid:
-            raise RuntimeError(
+            raise ConfigError(
                 f"{in_words(what)}: MPI cannot be used in a process forked after it was initialised"
             )
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.execution.library import address
 from hybridcomp.collectives.execution.request import Request
 from hybridcomp.collectives.failure.contact import FirstRequest
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.native import kernels
+from hybridcomp.pmi.library import address
 
 _BRIEF = 200e-6  # seconds of polls that only give up the time slice, before the wait begins to sleep
 

@@ -1,4 +1,4 @@
-"""Start threads to which MPI may not return, and end the job at exit where one is still inside MPI.
+"""Start threads to which MPI may not return, and leave MPI as it is at exit where one is still inside.
 
 ``MPI_Comm_dup`` and others wait for other ranks without a limit. The threads that call them are left behind where the
 ranks do not come. ``MPI_Finalize`` frees memory that such a thread works with, and MPICH 5 crashes: the process would
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from mpi4py import MPI
 
 from hybridcomp.launcher import abort
+from hybridcomp.pmi import ending
 
 _START_LOOKS, _LOOK_SECONDS = 300, 0.1  # looks at whether a new thread runs, and seconds of each
 _EXIT_SECONDS = 5.0  # time for threads to come back once the process exits
@@ -128,16 +129,19 @@ def _at_exit() -> None:
 
 
 def _end(pid: int) -> None:
-    """Wait for the threads for some seconds, and end all ranks if one does not come back."""
+    """Wait for the threads for some seconds; where one does not come back, the process ends without MPI's end."""
     if os.getpid() != pid or MPI.Is_finalized():
         return
     deadline = time.monotonic() + _EXIT_SECONDS
     for thread, what in list(_threads.items()):
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            print(
+            why = (
                 f"hybridcomp: rank {MPI.COMM_WORLD.Get_rank()} is still in MPI at its exit ({what}), where "
-                "MPI_Finalize would crash; it ends all ranks by MPI_Abort",
-                file=sys.stderr,
+                f"MPI_Finalize would crash; it ends here"
             )
-            abort(MPI.COMM_WORLD, _CODE)
+            if not ending.hold():
+                print(why, file=sys.stderr)
+                abort(MPI.COMM_WORLD, _CODE)
+            ending.leave_mpi(why + "\n")
+            return

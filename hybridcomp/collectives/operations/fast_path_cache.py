@@ -11,10 +11,10 @@ from mpi4py import MPI
 
 from hybridcomp.collectives.engine.programs import START_SECONDS
 from hybridcomp.collectives.execution import progress as engine
-from hybridcomp.collectives.execution.library import address
 from hybridcomp.collectives.requests import called_back
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
 from hybridcomp.native import kernels
+from hybridcomp.pmi.library import address
 
 _MOST_OPERATIONS = 4096
 _MOST_KINDS = 64  # kinds of arrays for each operation

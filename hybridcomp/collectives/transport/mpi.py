@@ -50,7 +50,7 @@ class MpiTransport(Transport):
         """Return the next sequence tag.
 
         Raises:
-            RuntimeError: this process was forked; a thread of its parent may have held the lock taken here.
+            ConfigError: this process was forked; a thread of its parent may have held the lock taken here.
         """
         engine().check_process("a collective")
         return int(self._tags.next_tag())

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import ProcessGroup
 
 from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.errors import ConfigError
 from hybridcomp.torch.backend.arguments import OperationOptions
 from hybridcomp.torch.backend.making import make_communicator
 from hybridcomp.torch.backend.operations import Starter, start_each
@@ -227,7 +228,8 @@ class Group(ProcessGroup):
             columns, extra: its arguments: a row of the columns is one operation's, and the others are alike for all.
 
         Raises:
-            RuntimeError: the group is destroyed, or the process was forked after the group was made.
+            RuntimeError: the group is destroyed.
+            ConfigError: the process was forked after the group was made.
         """
         if self._closed or os.getpid() != self._pid:
             self._check(op)
@@ -274,7 +276,7 @@ class Group(ProcessGroup):
         if self._closed:
             raise RuntimeError(f"{op}: process group {self._name!r} has been destroyed")
         if os.getpid() != self._pid:
-            raise RuntimeError(
+            raise ConfigError(
                 f"{op}: process group {self._name!r} was made by process {self._pid}, from which this one, "
                 f"{os.getpid()}, was forked: MPI cannot be used here; fork first, or start processes by spawn"
             )

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -11,15 +15,21 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from hybridcomp.errors import CollectiveTimeoutError, ConfigError
+from hybridcomp.errors import CollectiveTimeoutError, ConfigError, MismatchError, RemoteError
 from hybridcomp.launcher import abort
+from hybridcomp.pmi import ending
 from hybridcomp.policy import load_policy
 from hybridcomp.torch.backend.options import GroupInit, default_policy
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
 
+# Between looks at who has come a member sleeps for a share of the time for which it has waited, within limits.
+_LOOK_SHARE, _LEAST_LOOK, _MOST_LOOK = 1 / 16, 100e-6, 0.1
 _users: set[int] = set()  # ids of the processes that make groups
+_failures: Counter[str] = (
+    Counter()
+)  # of the groups that could not be made, by name: the same on all their ranks
 
 
 def make_communicator(init: GroupInit, name: str, timeout: timedelta) -> Communicator:
@@ -31,8 +41,43 @@ def make_communicator(init: GroupInit, name: str, timeout: timedelta) -> Communi
         timeout: timeout of the group, and of the wait for its ranks.
 
     Raises:
-        ConfigError, PolicyError, MismatchError, CollectiveTimeoutError: as for :func:`.registration.create`.
+        ConfigError, PolicyError, MismatchError, CollectiveTimeoutError, RemoteError: as for
+            :func:`.registration.create`.
     """
+    _check_process(name)
+    with telling(init, name):
+        return _make(init, name, timeout)
+
+
+@contextmanager
+def telling(init: GroupInit, name: str) -> Iterator[None]:
+    """Tell the other members of a group, in torch's store, of an error on this rank alone; they would wait for it."""
+    key = _failed(name)
+    try:
+        yield
+    except BaseException as error:
+        _failures[name] += 1
+        if not isinstance(error, MismatchError | RemoteError | CollectiveTimeoutError):
+            with suppress(dist.DistError):  # the store may have ended with its rank
+                init.store.set(key, f"{init.rank} failed: {type(error).__name__}: {error}")
+        raise
+
+
+def check_members(init: GroupInit, name: str) -> None:
+    """Raise RemoteError if a member has told that it cannot make the group."""
+    key = _failed(name)
+    if init.store.check([key]):
+        raise RemoteError(
+            f"making process group {name!r}: rank {init.store.get(key).decode(errors='replace')}"
+        )
+
+
+def _failed(name: str) -> str:
+    """Return the key that says who has failed, not that of an earlier attempt: a store may outlive processes."""
+    return f"hybridcomp/failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}.{_failures[name]}"
+
+
+def _make(init: GroupInit, name: str, timeout: timedelta) -> Communicator:
     options = init.options
     policy = default_policy() if options.policy is None else load_policy(options.policy)
 
@@ -43,7 +88,6 @@ def make_communicator(init: GroupInit, name: str, timeout: timedelta) -> Communi
     from hybridcomp.collectives.agreement.making import LEAST_SECONDS, bounded  # noqa: PLC0415
 
     world = MPI.COMM_WORLD
-    _check_process(name)
     _check_world(world, init)
     _abort_on_exception(world)
     _wait_for_members(init, name, timeout)
@@ -61,7 +105,7 @@ def make_communicator(init: GroupInit, name: str, timeout: timedelta) -> Communi
 def _check_process(name: str) -> None:
     _users.add(os.getpid())  # a fork has its parent's, too
     if len(_users) > 1:
-        raise RuntimeError(
+        raise ConfigError(
             f"making process group {name!r}: this process was forked after another group had been made, and MPI "
             f"cannot be used here; fork first, or start processes by spawn"
         )
@@ -83,19 +127,22 @@ def _wait_for_members(init: GroupInit, name: str, timeout: timedelta) -> None:
     store, size = init.store, len(init.ranks)
     store.set(f"hybridcomp/{init.rank}", "1")
     keys = [f"hybridcomp/{rank}" for rank in range(size)]
-    try:
-        store.wait(keys, timeout)
-    except dist.DistStoreError as error:
-        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-        raise CollectiveTimeoutError(
-            f"making process group {name!r}: after {timeout.total_seconds():g} s rank {', '.join(missing)} of {size} "
-            f"has not come"
-        ) from error
+    began = time.monotonic()
+    while not store.check(keys):
+        check_members(init, name)
+        waited = time.monotonic() - began
+        if waited > timeout.total_seconds():
+            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+            raise CollectiveTimeoutError(
+                f"making process group {name!r}: after {timeout.total_seconds():g} s rank {', '.join(missing)} of "
+                f"{size} has not come"
+            )
+        time.sleep(min(max(waited * _LOOK_SHARE, _LEAST_LOOK), _MOST_LOOK))
 
 
 def _abort_on_exception(world: Any) -> None:
-    """End all ranks when one ends by an exception; the others would wait for it."""
-    if world.size == 1 or getattr(sys.excepthook, "hybridcomp", False):
+    """End all ranks when one ends by an exception where MPI would wait for them at its exit."""
+    if ending.hold() or world.size == 1 or getattr(sys.excepthook, "hybridcomp", False):
         return
     before = sys.excepthook
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch.distributed as dist
 
 from hybridcomp.pmi import start
-from hybridcomp.torch.backend.making import make_communicator
-from hybridcomp.torch.backend.options import GroupInit, Options
+from hybridcomp.torch.backend.making import check_members, make_communicator, telling
+from hybridcomp.torch.backend.options import GroupInit, Options, chosen_policy
 
 
 def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
@@ -23,17 +23,24 @@ def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
         PolicyError: the policy cannot be read.
         MismatchError: the ranks' policies differ.
         CollectiveTimeoutError: a member did not come.
+        RemoteError: a member could not make the group, for a reason of its own; names it.
+        NativeUnavailableError: this rank has no kernels, or lacks the instruction set that it is told to use.
     """
-    if options is not None and not isinstance(options, Options):
-        raise TypeError(f"pg_options must be hybridcomp.torch.Options, not {type(options).__name__}")
-    options = options or Options()
     ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
-    init = GroupInit(ranks, opts.group_rank, opts.store, options)
+    given = Options() if options is None else options
+    init = GroupInit(ranks, opts.group_rank, opts.store, given)
+    name, everyone = opts.group_id, dist.get_world_size() if dist.is_initialized() else len(ranks)
+    with telling(init, name):
+        if not isinstance(given, Options):
+            raise TypeError(f"pg_options must be hybridcomp.torch.Options, not {type(options).__name__}")
+        timeout = given.timeout or opts.timeout
+        if len(ranks) == everyone > 1 and start.needed():
+            # First what may fail on this rank alone: ranks that have begun to start MPI wait inside it.
+            chosen_policy()
+            start.start(
+                opts.store, ranks[opts.group_rank], everyone, timeout, lambda: check_members(init, name)
+            )
+        # Here, and not above: it needs MPI, and a hook on gloo or NCCL does not.
+        from hybridcomp.torch.backend.process_group import HybridProcessGroup  # noqa: PLC0415
 
-    everyone = dist.get_world_size() if dist.is_initialized() else len(ranks)
-    if len(ranks) == everyone > 1 and start.needed():
-        start.start(opts.store, ranks[opts.group_rank], everyone, options.timeout or opts.timeout)
-    # Here, and not above: it needs MPI, and a hook on gloo or NCCL does not.
-    from hybridcomp.torch.backend.process_group import HybridProcessGroup  # noqa: PLC0415
-
-    return HybridProcessGroup(make_communicator(init, opts.group_id, options.timeout or opts.timeout), init)
+    return HybridProcessGroup(make_communicator(init, name, timeout), init)

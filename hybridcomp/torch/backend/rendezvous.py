@@ -27,6 +27,7 @@ from torch.distributed import DistError
 
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
 from hybridcomp.launcher import check_launcher, check_world
+from hybridcomp.pmi import ending
 
 _TOKEN_KEY = "hybridcomp/rendezvous"
 _FAILED = "failed"  # in place of a token: rank 0 has no store
@@ -42,6 +43,7 @@ def by_mpi(timeout: timedelta) -> Iterator[tuple[Store, int, int]]:
 
     world = MPI.COMM_WORLD
     check_world(world.size, MPI.Get_library_version())
+    ending.hold()
     if world.rank == 0:
         store: Store = _serve(world, timeout)
     else:

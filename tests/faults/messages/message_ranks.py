@@ -25,9 +25,9 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.collectives.algorithms.selection import OPERATIONS, refusal
 from hybridcomp.collectives.engine import native
-from hybridcomp.collectives.execution.library import address
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.collectives.transport.topology import discover
+from hybridcomp.pmi.library import address
 from hybridcomp.schedules.registry import ALGORITHMS
 from tests.codecs.common import SPECS
 from tests.faults.messages.messages import KINDS

@@ -1,0 +1,100 @@
+#include "engine/waiting/ending.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace hybridcomp::engine {
+namespace {
+
+struct Ending {
+  std::mutex mutex;
+  pid_t process = 0;  // a forked child has its parent's MPI, which is not the child's to end
+  SessionFinalize finalize = nullptr;
+  alignas(void*) unsigned char session[16];
+  std::atomic<int> socket = -1;
+  int launcher = -1;
+  bool leaves = false, ended = false;
+  std::string why;
+};
+
+// Never destroyed: it is used after destructors have run.
+Ending& ending() {
+  static Ending* const one = new Ending;
+  return *one;
+}
+
+// End the process here. Destructors of libraries that MPI's threads work with would crash it.
+[[noreturn]] void end(int status) {
+  std::fflush(stdout);
+  std::fflush(stderr);
+  if (status && ending().launcher >= 0) {
+    const std::string text = "cmd=abort exitcode=" + std::to_string(status & 0xFF) + "\n";
+    // Where the launcher is gone, it needs to know nothing.
+    static_cast<void>(send(ending().launcher, text.data(), text.size(), MSG_NOSIGNAL));
+  }
+  _exit(status);
+}
+
+// Tell whether the socket has ended or has something to read, waiting for so many milliseconds, -1 for ever.
+bool told(int socket, int wait) {
+  pollfd one{socket, POLLIN | POLLRDHUP, 0};
+  return poll(&one, 1, wait) > 0;
+}
+
+void at_exit(int status, void*) {
+  Ending& mpi = ending();
+  if (getpid() != mpi.process || mpi.ended) return;
+  const int socket = mpi.socket;
+  const bool lost = socket >= 0 && told(socket, 0);
+  if (!status && !mpi.why.empty()) {
+    std::fputs(mpi.why.c_str(), stderr);
+    end(1);
+  }
+  if (status || mpi.leaves || lost) end(status);
+  if (socket >= 0) {
+    try {
+      std::thread([socket] {
+        if (told(socket, -1)) end(0);
+      }).detach();
+    } catch (const std::system_error&) {  // no more threads
+    }
+  }
+  mpi.finalize(mpi.session);
+  mpi.ended = true;
+  if (socket >= 0) end(0);  // the thread must not meet the destructors
+}
+
+}  // namespace
+
+void end_mpi_at_exit(SessionFinalize finalize, const void* session, std::size_t bytes, int launcher) {
+  Ending& mpi = ending();
+  const std::lock_guard lock(mpi.mutex);
+  if (mpi.process || bytes > sizeof mpi.session) return;
+  mpi.process = getpid();
+  mpi.finalize = finalize;
+  mpi.launcher = launcher;
+  std::memcpy(mpi.session, session, bytes);
+  on_exit(&at_exit, nullptr);
+}
+
+void end_without_mpi_after(int socket) { ending().socket = socket; }
+
+void leave_mpi(const std::string& why) {
+  Ending& mpi = ending();
+  const std::lock_guard lock(mpi.mutex);
+  mpi.leaves = true;
+  if (mpi.why.empty()) mpi.why = why;
+}
+
+void mpi_has_ended() { ending().ended = true; }
+
+}  // namespace hybridcomp::engine
