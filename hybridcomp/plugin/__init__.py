@@ -28,6 +28,8 @@ _ON_DEMAND = {"HYBRIDCOMP_REPLACE": "replace", "HYBRIDCOMP_HOOK": "ddp"}  # load
 _PATCHES = {  # by module: the function of ``hybridcomp.plugin.libraries`` that patches it
     "accelerate.state": "take_the_backend",
     "transformers.training_args": "list_the_backend",
+    "ignite.distributed.comp_models.native": "offer_the_backend",
+    "ignite.distributed.auto": "wrap_as_on_gloo",
     "lightning.fabric.plugins.environments.mpi": "ask_the_launcher",
     "lightning_fabric.plugins.environments.mpi": "ask_the_launcher",
 }

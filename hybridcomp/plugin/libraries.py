@@ -1,6 +1,8 @@
-"""Make libraries take this backend: accelerate, transformers' ``Trainer``, and Lightning.
+"""Make libraries take this backend: accelerate, transformers' ``Trainer``, Lightning, and Ignite.
 
 On CPUs accelerate insists on gloo whatever a program asks for, and transformers' command line has a list of names.
+Ignite has one, too, and on a backend whose name it does not know its ``auto_model`` wraps no model in DDP: each rank
+would train by itself.
 Lightning starts MPI to ask whether it was started by MPI, and MPI starts but once.
 
 :mod:`hybridcomp.plugin` calls these functions when a program imports the libraries. Where a version has none of the
@@ -38,6 +40,36 @@ def list_the_backend(module: Any) -> None:
     choices = field.metadata.get("choices") if field is not None else None
     if isinstance(choices, list) and _NAME not in choices:
         choices.append(_NAME)
+
+
+def offer_the_backend(module: Any) -> None:
+    """Add the backend to those that Ignite can be initialised with."""
+    model = getattr(module, "_NativeDistModel", None)
+    names = getattr(model, "available_backends", None)
+    if isinstance(names, tuple) and _NAME not in names:
+        model.available_backends = (*names, _NAME)  # type: ignore[union-attr]
+
+
+def wrap_as_on_gloo(module: Any) -> None:
+    """Have Ignite's ``auto_model`` and its kin, which compare names, do on the backend what they do on gloo."""
+    theirs = getattr(module, "idist", None)
+    if hasattr(theirs, "backend") and not isinstance(theirs, _AsOnGloo):
+        module.idist = _AsOnGloo(theirs)
+
+
+class _AsOnGloo:
+    """Ignite's module of the distributed state, which takes the backend for gloo."""
+
+    def __init__(self, theirs: Any) -> None:
+        self._theirs = theirs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._theirs, name)
+
+    def backend(self) -> Any:
+        """Return the name of the backend; gloo's for this one."""
+        name = self._theirs.backend()
+        return "gloo" if name == _NAME else name
 
 
 def ask_the_launcher(module: Any) -> None:

@@ -1,7 +1,8 @@
 """Make groups of this backend in programs that name another: ``HYBRIDCOMP_REPLACE=gloo``, or ``nccl``, or both.
 
 All of torch's ways to make a group end in one of its functions, which is wrapped. A program that names no backend gets
-torch's default for the machine, which is gloo without a GPU; it is replaced as if it had been named.
+torch's default for the machine, which is gloo without a GPU; it is replaced as if it had been named. A group answers to
+the name that it replaces wherever a program may ask: libraries do for gloo and NCCL what they do for no other name.
 """
 
 from __future__ import annotations
@@ -37,9 +38,39 @@ def install() -> None:
         if "hybridcomp" not in type(options.get("backend_options")).__module__:
             options["backend_options"] = None  # the options of the other backend
         _say(str(backend), distributed_c10d.get_rank() if ranks else group_rank)  # rank in the default group
-        return theirs(group_size, group_rank, ranks, instead, *rest, **options)
+        made = theirs(group_size, group_rank, ranks, instead, *rest, **options)
+        if hasattr(made[0], "answer_to"):  # this rank is a member
+            _rename(distributed_c10d, made[0], str(backend))
+        return made
 
     setattr(distributed_c10d, _MAKER, make)
+
+
+def _rename(c10d: Any, group: Any, backend: str) -> None:
+    """Have a group, and torch's tables, say what they would say of the backend that a program names."""
+    name, config = _answers(c10d, backend)
+    group.answer_to(_known(c10d, config))
+    world = c10d._world
+    world.pg_map[group] = (name, world.pg_map[group][1])
+    world.pg_backend_config[group] = str(config)
+
+
+def _answers(c10d: Any, backend: str) -> tuple[Any, Any]:
+    """Return what torch keeps of a backend: its name, and the backend of each device.
+
+    A torch without NCCL asks NCCL's version wherever it finds the name, and fails: there, it is gloo's.
+    """
+    backend = str(c10d.Backend(backend))
+    if backend == c10d.Backend.NCCL and not c10d.is_nccl_available():
+        backend = c10d.Backend.GLOO
+    return c10d.Backend(backend), c10d.BackendConfig(c10d.Backend(backend))
+
+
+def _known(c10d: Any, config: Any) -> str:
+    """Return the name that a group of torch's has: of several backends, NCCL."""
+    of_devices = set(config.get_device_backend_map().values())
+    nccl = c10d.Backend.NCCL in of_devices and c10d.is_nccl_available()
+    return str(c10d.Backend.NCCL if nccl else c10d.Backend.GLOO)
 
 
 def replacement(backend: str, replaced: frozenset[str]) -> Any:

@@ -42,12 +42,16 @@ def decide_together(group: dist.ProcessGroup, larger: dist.ProcessGroup) -> None
     comm, other = getattr(group, "comm", None), getattr(larger, "comm", None)
     if (comm is None) != (other is None):
         raise ValueError(
-            f"groups that decide together must have one backend, not {dist.get_backend(group)} and "
-            f"{dist.get_backend(larger)}"
+            f"groups that decide together must have one backend, not {_backend(group)} and {_backend(larger)}"
         )
     if comm is not None:
         comm.decide_together(other)
     _larger[group] = larger
+
+
+def _backend(group: Any) -> str:
+    """Return the backend that carries a group, whatever name it answers to."""
+    return "hybridcomp" if hasattr(group, "comm") else str(dist.get_backend(group))
 
 
 def decides_together(group: Any) -> bool:

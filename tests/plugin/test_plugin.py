@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.plugin import ddp, replace
@@ -156,13 +157,46 @@ dist.destroy_process_group()
         ranks=3,
     )
     assert done.returncode == 0, done.stderr
-    whole, two = [("hybridcomp", size, "hybridcomp") for size in (3.0, 2.0)]
+    whole, two = ("gloo", 3.0, "hybridcomp"), ("cpu:gloo,cuda:nccl", 2.0, "hybridcomp")
     assert sorted(done.stdout.splitlines()) == sorted(
-        [str([whole, two, whole, whole])] * 2 + [str([whole, whole, whole])] + ["hybridcomp"] * 3
+        [str([whole, two, whole, whole])] * 2 + [str([whole, whole, whole])] + ["undefined"] * 3
     )
     said = [line for line in done.stderr.splitlines() if line.startswith("hybridcomp: makes")]
     assert said == ["hybridcomp: makes the groups of gloo (HYBRIDCOMP_REPLACE=gloo)"]
     assert "3 ranks on this machine; policy int8; its groups in the place of gloo" in done.stderr
+
+
+def test_a_replaced_backend_answers_as_the_one_it_replaces():
+    program = [python(), str(Path(__file__).parent / "names_and_uses.py")]
+    said = []
+    for options in [], ["--replace=gloo"]:
+        done = subprocess.run(
+            [sys.executable, "-m", "hybridcomp", "run", "-n", "2", *options, "--", *program],
+            env=environment(HYBRIDCOMP_POLICY="none"),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("makes the groups of gloo" in done.stderr) == bool(options)
+        said.append(sorted(done.stdout.splitlines()))
+    assert said[0]
+    assert said[0] == said[1]
+
+
+def test_nccl_is_called_gloo_where_torch_has_none():
+    """A torch without NCCL asks for NCCL's version where it finds the name, and fails."""
+    done = run(
+        """
+dist.init_process_group("nccl")
+say((dist.get_backend(), dist.group.WORLD.name(), total()))
+""",
+        "--replace=nccl",
+    )
+    assert done.returncode == 0, done.stderr
+    expected = "nccl" if torch.distributed.is_nccl_available() else "gloo"
+    assert done.stdout.splitlines() == [str((expected, expected, 2.0))] * 2
 
 
 def test_what_is_not_named_stays_and_its_port_is_kept_for_it():

@@ -71,6 +71,7 @@ class Group(ProcessGroup):
         self.options = init.options
         self._group_init = init
         self._start = Starter(comm)
+        self._backend_name = "hybridcomp"
         self._name = ""
         self._desc = "undefined"
         self._coalescing: list[CommWork] | None = None
@@ -89,8 +90,19 @@ class Group(ProcessGroup):
     # -- identity ------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        """Return the name that ``init_process_group`` knows."""
+        """Return the name that ``init_process_group`` knows; torch's C++ asks, and casts what is called gloo."""
         return "hybridcomp"
+
+    def name(self) -> str:
+        """Return the backend's name, or that of the one in whose place the group is."""
+        return self._backend_name
+
+    def _get_backend_name(self) -> str:
+        return self._backend_name
+
+    def answer_to(self, name: str) -> None:
+        """Take another backend's name, in whose place the group was made: ``HYBRIDCOMP_REPLACE``."""
+        self._backend_name = name
 
     @property
     def group_name(self) -> str:
@@ -203,6 +215,7 @@ class Group(ProcessGroup):
         init = GroupInit(members, list(ranks).index(self.rank()), store, options)
         limit = options.timeout or timeout or timedelta(seconds=self.comm.timeout)
         group = type(self)(make_communicator(init, name, limit), init)
+        group.answer_to(self._backend_name)
         group._set_group_name(name)
         group._set_group_desc(group_desc or f"{self._desc}:split")
         return group
