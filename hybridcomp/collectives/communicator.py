@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.agreement.making import bounded
+from hybridcomp.collectives.agreement.making import Founding, bounded
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.operations.gather_scatter import GatherScatter
@@ -81,7 +81,7 @@ class Communicator(Reductions, GatherScatter, Rooted, PointToPoint, Plans):
 
     def __init__(
         self,
-        comm: MPI.Comm,
+        comm: MPI.Comm | Founding,
         policy: Any = None,
         axis: str = "default",
         *,

@@ -12,7 +12,7 @@ from hybridcomp.arrays import Flat
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.agreement.agreement import Preparation
 from hybridcomp.collectives.agreement.consistency import Comparison, described, in_detail
-from hybridcomp.collectives.agreement.making import LEAST_SECONDS, Parts, make
+from hybridcomp.collectives.agreement.making import LEAST_SECONDS, Founding, Parts, make
 from hybridcomp.collectives.algorithms.schedules import Schedules
 from hybridcomp.collectives.algorithms.selection import own_settings
 from hybridcomp.collectives.automatic import Automatic
@@ -59,7 +59,7 @@ class Session:
     """
 
     def __init__(
-        self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
+        self, comm: MPI.Comm | Founding, policy: Any, axis: str, timeout: float, detail: bool | None = None
     ) -> None:
         self._axis = axis
         self._freed = False
@@ -72,7 +72,7 @@ class Session:
         def prepare() -> Preparation:
             variables.check(MPI.COMM_WORLD.Get_rank())
             trace.joined(MPI.COMM_WORLD.Get_rank())
-            settings = own_settings() if comm.Get_rank() == 0 else ""
+            settings = own_settings() if comm.rank == 0 else ""
             self._timeout = check_timeout(timeout)
             in_full = in_detail() if detail is None else detail
             chosen = default_policy() if policy is None else load_policy(policy)
@@ -144,11 +144,14 @@ class Session:
         return self.spoilt or self._transport.failed or self._p2p_transport.failed or told
 
     def _release(self, *, spoilt: bool) -> None:
-        comms: list[MPI.Comm] = [self.mpi, self._p2p]
+        comms: list[MPI.Comm] = [
+            self._p2p,
+            self.mpi,
+        ]  # no collective of an operation's has run on the first one
         if self._comparison is not None:
             comms.append(self._comparison.comm)
         if self._notices is not None:
-            comms.insert(0, engine().silence(self._notices))
+            engine().silence(self._notices)
             spoilt = spoilt or self._notices.troubled
         release(comms, spoilt=spoilt, freed=self._give_back)
 

@@ -120,6 +120,9 @@ GroupHandle make_group(std::uint64_t comm, int rank, int size, bool known) {
   return {std::move(group)};
 }
 
+// Set the MPI communicator of a group that was made before it, and that has sent nothing.
+void use_communicator(const GroupHandle& handle, std::uint64_t comm) { handle.group->comm = comm; }
+
 // Take rings in the arena for so many neighbours, one after the other; returns the first one's place.
 std::size_t take_rings(const GroupHandle& handle, std::size_t count) {
   Engine& engine = *the_engine();
@@ -317,6 +320,7 @@ void bind_engine(nb::module_& m) {
   });
   nb::class_<GroupHandle>(m, "EngineGroup")
       .def("add_neighbour", &add_neighbour, "rank"_a, "base"_a, "bytes"_a, "to"_a, "from_"_a)
+      .def("use_communicator", &use_communicator, "comm"_a)
       .def("take_rings", &take_rings, "count"_a)
       .def("give_rings", &give_rings)
       .def("next_tag", &next_tag)

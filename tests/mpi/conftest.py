@@ -16,6 +16,7 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
+from hybridcomp.collectives.agreement import earlier
 from hybridcomp.collectives.requests import called_back
 
 WORLD = MPI.COMM_WORLD
@@ -62,6 +63,12 @@ def communicator(policy: Any = "none", axis: str = "dp", timeout: float = _SECON
 def nothing_left_unfinished() -> None:
     """Requests that earlier tests dropped before they ended must not send small operations the long way."""
     called_back.clear()
+
+
+@pytest.fixture(autouse=True)
+def strangers() -> None:
+    """Ranks find out anew about each other: a test may have put them on hosts of its own."""
+    earlier.forget()
 
 
 @pytest.fixture

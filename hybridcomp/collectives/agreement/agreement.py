@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import Any, NamedTuple
 
@@ -9,12 +10,14 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp import variables
+from hybridcomp.collectives.agreement.earlier import NONE, Earlier
 from hybridcomp.collectives.device.cuda_aware import Awareness
 from hybridcomp.errors import MismatchError, RemoteError
 from hybridcomp.policy import Policy, load_policy
 from hybridcomp.version import VERSION_BYTES, check_versions, packed_version
 
 _WORD_BYTES = 224
+_DIGEST_BYTES = 16
 # ``words`` holds the policy's name, or the error of a rank that has failed. The version stands first, in a record of
 # fixed length: ranks whose versions differ in all that follows can still report that.
 _RECORD_BYTES = 512
@@ -30,7 +33,12 @@ _RECORD = np.dtype(
         ("collectives", "u1"),
         ("on_host", "u1"),
         ("defaulted", "u1"),
-        ("rest", "V210"),
+        ("rings", "<i8"),
+        ("earlier", "<u8"),
+        ("settings", "u1", _DIGEST_BYTES),
+        ("heard", "u1", _DIGEST_BYTES),
+        ("keeps", "u1"),
+        ("rest", "V161"),
     ]
 )
 assert _RECORD.itemsize == _RECORD_BYTES
@@ -44,12 +52,21 @@ class Agreement(NamedTuple):
         key: random number of 64 bits, which tells the communicator from others.
         on_host: whether no rank's arrays can lie on a device.
         policy: policy of all ranks.
+        acquainted: whether all ranks have proposed the same earlier communicator, from which they take over what they
+            know of each other.
+        informed: whether all ranks have been told rank 0's settings in that communicator.
+        rings: for each rank, the place in its arena of its rings; -1 where it has none.
+        keeps: whether all ranks would keep a base.
     """
 
     awareness: Awareness
     key: int
     on_host: bool
     policy: Policy
+    acquainted: bool
+    informed: bool
+    rings: list[int]
+    keeps: bool
 
 
 class Preparation(NamedTuple):
@@ -70,8 +87,17 @@ class Preparation(NamedTuple):
     settings: str
 
 
-def pack_preparation(own: Preparation | BaseException) -> Any:
-    """Pack the record that this rank sends the others: its settings, or the error that left it without them."""
+def pack_preparation(
+    own: Preparation | BaseException, earlier: Earlier = NONE, rings: int = -1, *, keeps: bool = False
+) -> Any:
+    """Pack the record that this rank sends the others: its settings, or the error that left it without them.
+
+    Args:
+        own: settings of this rank, or its error.
+        earlier: communicator that it proposes.
+        rings: place of its rings, if all propose that.
+        keeps: whether it would keep a base.
+    """
     record = np.zeros(1, _RECORD)
     record["version"] = packed_version()
     record["key"] = int.from_bytes(secrets.token_bytes(8), "little")
@@ -84,6 +110,9 @@ def pack_preparation(own: Preparation | BaseException) -> Any:
     record["defaulted"] = own.policy.default
     record["detail"], record["messages"] = own.detail, own.awareness.messages
     record["collectives"], record["on_host"] = own.awareness.collectives, own.on_host
+    record["earlier"], record["rings"], record["keeps"] = earlier.key, rings, keeps
+    record["settings"] = _digest_of(own.settings)
+    record["heard"] = _digest_of(earlier.settings)
     return record
 
 
@@ -128,7 +157,18 @@ def agree(records: Any, own: Preparation, what: str) -> Agreement:
     messages, collectives = bool(records["messages"].min()), bool(records["collectives"].min())
     why = mine.why if messages == mine.messages else "another rank's MPI does not"
     aware = Awareness(messages, collectives, why)
-    return Agreement(aware, int(records["key"][0]), bool(records["on_host"].min()), policy)
+    earlier = records["earlier"]
+    acquainted = bool(earlier[0]) and bool((earlier == earlier[0]).all())
+    informed = acquainted and bool((records["heard"] == records["settings"][0]).all())
+    on_host, rings = bool(records["on_host"].min()), records["rings"].tolist()
+    keeps = bool(records["keeps"].min())
+    return Agreement(aware, int(records["key"][0]), on_host, policy, acquainted, informed, rings, keeps)
+
+
+def _digest_of(settings: str | None) -> Any:
+    if settings is None:
+        return np.zeros(_DIGEST_BYTES, np.uint8)
+    return np.frombuffer(hashlib.blake2b(settings.encode(), digest_size=_DIGEST_BYTES).digest(), np.uint8)
 
 
 def _words(record: Any) -> str:
@@ -149,3 +189,10 @@ def same_text(comm: MPI.Comm, text: str) -> str:
         data = np.empty(int(size[0]), np.uint8)
     comm.Bcast(data)
     return data.tobytes().decode()
+
+
+def gathered(comm: MPI.Comm, number: int) -> list[int]:
+    """Return every rank's number. Collective."""
+    numbers = np.empty(comm.Get_size(), np.int64)
+    comm.Allgather(np.array([number], np.int64), numbers)
+    return [int(n) for n in numbers]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from mpi4py import MPI
@@ -12,11 +12,22 @@ from hybridcomp.collectives.agreement.agreement import (
     Agreement,
     Preparation,
     agree,
+    gathered,
     pack_preparation,
     same_text,
 )
+from hybridcomp.collectives.agreement.earlier import (
+    NONE,
+    Surroundings,
+    bases,
+    known_to_mpi,
+    propose,
+    remember,
+    told,
+)
 from hybridcomp.collectives.algorithms.selection import Chooser, chooser
-from hybridcomp.collectives.engine.groups import join
+from hybridcomp.collectives.engine.groups import connect_engine, join, open_group
+from hybridcomp.collectives.execution.observing import world_ranks
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.failure.blocked import StandbyThread, start_thread
@@ -24,9 +35,14 @@ from hybridcomp.collectives.failure.contexts import contexts
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
 from hybridcomp.collectives.failure.watchdog import watched
-from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers, connect_peers
+from hybridcomp.collectives.transport.shared_memory import (
+    SharedMemoryPeers,
+    connect_peers,
+    peers_of,
+    shares_memory,
+)
 from hybridcomp.collectives.transport.topology import discover
-from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
+from hybridcomp.errors import CollectiveTimeoutError, ConfigError, HybridcompError, RemoteError
 from hybridcomp.launcher import check_world
 from hybridcomp.schedules.topology import Topology
 
@@ -37,7 +53,7 @@ _POLL_SECONDS = 0.02  # seconds between polls of notices; a communicator is made
 LEAST_SECONDS = 30.0
 # Time for ranks that have met to answer each other, beside the other work of their cores.
 _EXCHANGE_SECONDS = 10.0
-_LOOK_SECONDS = 1e-3  # seconds between looks of a rank that has no engine
+_LEAST_PAUSE, _MOST_PAUSE = 2e-5, 2e-4  # seconds between looks at a request
 _ANSWER_SECONDS = 1.0  # time for other ranks to say whether they are there
 _THREAD = "hybridcomp-making"
 _MAKING = 0  # number of the making in notices: operations are numbered from 1 on
@@ -96,14 +112,35 @@ def check_threads() -> None:
         )
 
 
-def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Preparation]) -> Parts:
+class Founding(NamedTuple):
+    """Communicator that MPI makes of ranks of ``MPI.COMM_WORLD`` once they have met in another way.
+
+    Attributes:
+        rank: number of this rank in it.
+        ranks: ranks in ``MPI.COMM_WORLD`` of its ranks.
+        meet: function that waits until all ranks are there, and raises CollectiveTimeoutError where one does not come.
+        create: function that makes it, in all ranks; it may wait for them inside MPI.
+    """
+
+    rank: int
+    ranks: Sequence[int]
+    meet: Callable[[], None]
+    create: Callable[[], MPI.Intracomm]
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return len(self.ranks)
+
+
+def make(comm: MPI.Comm | Founding, axis: str, timeout: float, prepare: Callable[[], Preparation]) -> Parts:
     """Make the parts of a communicator of the ranks of ``comm``. Collective.
 
     Work that may fail on one rank is done first, and the ranks tell each other how that went before MPI makes anything:
     the engine is made, which loads the kernels, and then ``prepare`` called.
 
     Args:
-        comm: communicator of the caller.
+        comm: communicator of the caller, or what it is made of.
         axis: mesh axis, for error messages.
         timeout: seconds to wait for the other ranks, and then, if it is more than :data:`LEAST_SECONDS`, for MPI.
         prepare: function that returns this rank's settings, without other ranks.
@@ -118,30 +155,37 @@ def make(comm: MPI.Comm, axis: str, timeout: float, prepare: Callable[[], Prepar
         BaseException: the error that ``prepare`` raised.
     """
     check_world(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
-    rank, size = comm.Get_rank(), comm.Get_size()
+    rank, size = comm.rank, comm.size
     what = f"making a communicator on axis {axis!r}, rank {rank} of {size}"
     try:
         check_threads()
         progress = engine()
     except Exception as error:
-        _tell_all(comm, error, timeout)
+        if not isinstance(comm, Founding):  # its ranks have a store to be told in
+            _tell_all(comm, error, timeout)
         raise
     progress.check_process(what)
     own: Preparation | BaseException
     standby: StandbyThread | None = None
     try:
+        standby = StandbyThread(_THREAD, what)  # or others would wait for a rank without a thread inside MPI
         collect()
         contexts.announce()  # here, so that where warnings are errors, the other ranks are told
         own = prepare()
-        standby = StandbyThread(_THREAD, what)  # or others would wait for a rank without a thread inside MPI
     except BaseException as error:
         own = error
     try:
+        assembly = _Assembly(what, own, rank, size)
         with watched(what, timeout + max(timeout, _EXCHANGE_SECONDS) + max(timeout, LEAST_SECONDS)):
-            return _make(comm, what, own, timeout, standby)
+            if isinstance(comm, Founding):
+                parts = assembly.found(comm, timeout, standby)
+            else:
+                parts = assembly.join(comm, timeout, standby)
     finally:
         if standby is not None:
             standby.dismiss()
+    contexts.add()
+    return parts
 
 
 def _tell_all(comm: MPI.Comm, error: Exception, timeout: float) -> None:
@@ -154,57 +198,140 @@ def _tell_all(comm: MPI.Comm, error: Exception, timeout: float) -> None:
             if time.monotonic() > deadline:
                 _untold.append((request, record, records))
                 return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_MOST_PAUSE)
 
 
 _untold: list[Any] = []  # what MPI may still read, and write to
 
 
-def _make(
-    comm: MPI.Comm, what: str, own: Preparation | BaseException, timeout: float, standby: StandbyThread | None
-) -> Parts:
-    size = comm.Get_size()
-    record = pack_preparation(own)
-    records = record.repeat(size)
-
-    def run(post: Callable[[], MPI.Request], name: str, seconds: float) -> None:
-        def steps() -> Steps:
-            yield Pending([post()], [-1])
-
-        engine().start(steps(), f"{what}: {name}", seconds).wait()
-
-    try:
-        # Not an Idup: an unmatched Idup confuses Open MPI when it makes the next communicator.
-        run(comm.Ibarrier, "the meeting of all ranks", timeout)
-        # A rank that has waited too long takes no part: then this ends on no rank, and none goes on to where MPI waits.
-        run(
-            lambda: comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE]),
-            "the exchange of what they bring",
-            max(timeout, _EXCHANGE_SECONDS),
-        )
-    except CollectiveTimeoutError:
-        if isinstance(own, BaseException):
-            raise own from None
-        raise
-    if isinstance(own, BaseException):
-        raise own
-    parts = _Assembly(comm, what, own, agree(records, own, what)).run(timeout, standby)
-    contexts.add()
-    return parts
-
-
 class _Assembly:
-    """Steps of making a communicator that wait for other ranks in MPI, run in a thread that can be left behind."""
+    """Steps of making a communicator; those that wait inside MPI run in a thread that can be left behind."""
 
-    def __init__(self, comm: MPI.Comm, what: str, own: Preparation, agreed: Agreement) -> None:
-        self._comm, self._what, self._own, self._agreed = comm, what, own, agreed
-        self._step = "duplicating it"
+    def __init__(self, what: str, own: Preparation | BaseException, rank: int, size: int) -> None:
+        self._what, self._own, self._rank, self._size = what, own, rank, size
+        self._ranks: Sequence[int] = ()
+        self._earlier = NONE
+        self._group: Any = None
+        self._step = "exchanging what they bring"
         self._notices: Notices | None = None
+        self._together = False  # whether all ranks have taken the same steps on a base
 
-    def run(self, timeout: float, standby: StandbyThread | None) -> Parts:
+    def found(self, founding: Founding, timeout: float, standby: StandbyThread | None) -> Parts:
+        """Have the ranks meet, and make their communicator."""
+        ranks = founding.ranks
+        try:
+            founding.meet()
+            if standby is None and isinstance(self._own, BaseException):
+                raise self._own
+            return self._run(lambda: self._found(ranks, founding.create), timeout, standby)
+        except BaseException:
+            if not self._together:
+                bases.drop(ranks)
+            raise
+
+    def _found(self, ranks: Sequence[int], create: Callable[[], MPI.Intracomm]) -> Parts:
+        self._step = "making it in MPI"
+        base = bases.find(ranks)
+        comm = create() if base is None else base
+        record = self._pack(ranks, keeps=bases.wanted(ranks))
+        records = record.repeat(self._size)
+        self._step = "exchanging what they bring"
+        exchange = comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE])
+        mpi = duplicate(comm)  # at the same time
+        awaited(exchange)
+        self._together = True
+        try:
+            agreed = self._agree(records)
+        except BaseException as error:
+            if error is self._own or isinstance(error, HybridcompError):  # then no rank goes on
+                mpi.Free()
+                if base is None:
+                    comm.Free()
+            raise
+        if base is not None:
+            return self._assemble(agreed, mpi, None, base)
+        if agreed.keeps:
+            bases.keep(ranks, comm)
+            return self._assemble(agreed, mpi, None, comm)
+        return self._assemble(agreed, mpi, comm)
+
+    def join(self, comm: MPI.Comm, timeout: float, standby: StandbyThread | None) -> Parts:
+        """Have the ranks of a communicator meet on it, and make another one."""
+
+        def run(post: Callable[[], MPI.Request], name: str, seconds: float) -> None:
+            def steps() -> Steps:
+                yield Pending([post()], [-1])
+
+            engine().start(steps(), f"{self._what}: {name}", seconds).wait()
+
+        try:
+            # Not an Idup: an unmatched Idup confuses Open MPI when it makes the next communicator.
+            run(comm.Ibarrier, "the meeting of all ranks", timeout)
+            ranks = world_ranks(comm)
+            record = self._pack(ranks if known_to_mpi(comm, ranks) else ())
+            records = record.repeat(self._size)
+            # A rank that has waited too long takes no part: then this ends on no rank, and none goes on to where MPI
+            # waits.
+            run(
+                lambda: comm.Iallgather([record, MPI.BYTE], [records, MPI.BYTE]),
+                "the exchange of what they bring",
+                max(timeout, _EXCHANGE_SECONDS),
+            )
+        except CollectiveTimeoutError:
+            if isinstance(self._own, BaseException):
+                raise self._own from None
+            raise
+        agreed = self._agree(records)
+        return self._run(lambda: self._assemble(agreed, duplicate(comm), None, comm), timeout, standby)
+
+    def _pack(self, ranks: Sequence[int], *, keeps: bool = False) -> Any:
+        """Pack this rank's record, with the rings from which it will read if all ranks are acquainted.
+
+        Args:
+            ranks: ranks in the job of the communicator's ranks; empty where they do not take over what they know.
+            keeps: whether this rank would keep a base.
+        """
+        self._ranks = ranks
+        rings = -1
+        try:
+            if ranks and isinstance(self._own, Preparation):
+                self._earlier = propose(ranks, self._needs(self._own.awareness.messages, self._own.on_host))
+                if self._earlier.key and self._own.on_host and self._size > 1:
+                    neighbours = len(self._earlier.of(ranks).neighbours)
+                    self._group, rings = open_group(self._rank, self._size, neighbours)
+        except BaseException as error:
+            self._own = error
+        return pack_preparation(self._own, self._earlier, rings, keeps=keeps)
+
+    @staticmethod
+    def _needs(messages: bool, on_host: bool) -> tuple[bool, bool]:
+        """Return which arenas a communicator needs, for messages and for the engine's messages.
+
+        Where MPI takes device pointers, it takes them between the ranks of a host, too.
+        """
+        return not messages, on_host
+
+    def _agree(self, records: Any) -> Agreement:
+        """Check the records of all ranks; give the rings back where no rank goes on."""
+        try:
+            if isinstance(self._own, BaseException):
+                raise self._own
+            return agree(records, self._own, self._what)
+        except BaseException as error:
+            if error is self._own or isinstance(error, HybridcompError):
+                self._give_rings()
+            raise
+
+    def _give_rings(self) -> None:
+        """Give back the rings that this rank has offered, where no rank will use them."""
+        if self._group is not None:
+            self._group.give_rings()
+            self._group = None
+
+    def _run(self, work: Callable[[], Parts], timeout: float, standby: StandbyThread | None) -> Parts:
         limit = max(timeout, LEAST_SECONDS)
         try:
-            parts = bounded(self._assemble, lambda: f"{self._what}: {self._step}", limit, self._poll, standby)
+            parts = bounded(work, lambda: f"{self._what}: {self._step}", limit, self._poll, standby)
         except CollectiveTimeoutError as late:
             raise CollectiveTimeoutError(f"{late}{self._absent()}") from None
         except RemoteError:
@@ -217,25 +344,71 @@ class _Assembly:
             self._notices.end(_MAKING, well=True)
         return parts
 
-    def _assemble(self) -> Parts:
-        comm, own, agreed = self._comm, self._own, self._agreed
-        if comm.Get_size() > 1:
-            notices = Notices(comm.Dup(), agreed.key)
-            notices.begin(_MAKING)
-            self._notices = notices
-        mpi, p2p = MPI.Intracomm(comm.Dup()), MPI.Intracomm(comm.Dup())
-        comparison = MPI.Intracomm(mpi.Dup()) if own.detail else None
+    def _assemble(
+        self, agreed: Agreement, mpi: MPI.Intracomm, p2p: MPI.Intracomm | None, of: MPI.Comm | None = None
+    ) -> Parts:
+        """Make the parts of a communicator.
+
+        Args:
+            agreed: facts on which all ranks have agreed.
+            mpi: MPI communicator for collectives.
+            p2p: MPI communicator for sends and receives; None to make it of the caller's.
+            of: the caller's communicator, if there is one.
+        """
+        own, size = self._own, self._size
+        assert isinstance(own, Preparation)
+        if size > 1:
+            self._notices = Notices(mpi, agreed.key)
+            self._notices.begin(_MAKING)
+        self._step = "duplicating it"
+        comm = mpi if of is None else of
+        if p2p is None:
+            self._together = False
+            p2p = duplicate(comm)
+            self._together = True
+        comparison = duplicate(mpi) if own.detail else None
+        needs = self._needs(agreed.awareness.messages, agreed.on_host)
+        known = agreed.acquainted and all(
+            had or not needed for had, needed in zip(self._earlier.mapped, needs, strict=True)
+        )
+        rings = agreed.rings
+        known_around = self._earlier.of(self._ranks) if known else None
+        around = known_around or self._look_around(comm, mpi, agreed.key, needs)
+        if not (known and agreed.on_host):
+            self._give_rings()
+        if size > 1 and agreed.on_host:
+            if not known:
+                self._step = "telling where the rings are"
+                self._group, own_rings = open_group(self._rank, size, len(around.neighbours))
+                rings = gathered(mpi, own_rings)
+            join(self._group, mpi, around.neighbours, rings)
+        shm_peers = peers_of(around.peers) if needs[0] else None
+        settings = self._earlier.settings if known and agreed.informed else None
+        if settings is None:
+            self._step = "telling rank 0's settings"
+            settings = same_text(mpi, own.settings)
+            told(self._earlier, settings)
+        chosen = chooser(around.topology, settings)
+        return Parts(
+            own, agreed, mpi, p2p, comparison, around.topology, shm_peers, self._group, chosen, self._notices
+        )
+
+    def _look_around(
+        self, comm: MPI.Comm, mpi: MPI.Intracomm, key: int, needs: tuple[bool, bool]
+    ) -> Surroundings:
+        """Find out which ranks share a host and memory, and remember it for the next communicators. Collective."""
         self._step = "finding out who is on which host"
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         topology = discover(mpi, node)
         self._step = "sharing memory"
-        # Where MPI takes device pointers, it takes them between the ranks of a host, too.
-        shm_peers = None if agreed.awareness.messages else connect_peers(mpi, node)
-        group = join(mpi, node) if comm.Get_size() > 1 and agreed.on_host else None
+        peers = connect_peers(mpi, node) if needs[0] else {}
+        neighbours = connect_engine(mpi, node) if needs[1] and self._size > 1 else {}
         node.Free()
-        self._step = "telling rank 0's settings"
-        chosen = chooser(topology, same_text(mpi, own.settings))
-        return Parts(own, agreed, mpi, p2p, comparison, topology, shm_peers, group, chosen, self._notices)
+        around = Surroundings(topology, peers or {}, neighbours or {})
+        # Where a rank cannot see another's arena, those of another communicator may all see each other's.
+        seen = not shares_memory() or (peers is not None and neighbours is not None)
+        self._earlier = remember(key, self._ranks, around, needs) if self._ranks and seen else NONE
+        return around
 
     def _poll(self) -> None:
         notices = self._notices
@@ -257,6 +430,21 @@ class _Assembly:
             notices.poll()
             time.sleep(_POLL_SECONDS)
         return f"; {absentees(notices.replies(_MAKING), notices.rank, notices.size)}"
+
+
+def duplicate(comm: MPI.Comm) -> MPI.Intracomm:
+    """Duplicate a communicator whose ranks are all about to do so. Collective."""
+    made, request = comm.Idup()
+    awaited(request)
+    return MPI.Intracomm(made)
+
+
+def awaited(request: MPI.Request) -> None:
+    """Wait for a request asleep: in MPI's own calls ranks that share a core wait for each other's turns."""
+    pause = _LEAST_PAUSE
+    while not request.Test():
+        time.sleep(pause)
+        pause = min(2 * pause, _MOST_PAUSE)
 
 
 def bounded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -163,11 +164,16 @@ def chooser(topology: Topology, settings: str) -> Chooser:
     Raises:
         ConfigError: one of the settings is wrong.
     """
+    return Chooser(topology, *_parsed(settings))
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(settings: str) -> tuple[Profile, dict[str, str], int | None]:
     forced, chunk, profile = settings.split("\n", 2)
     if profile.startswith("\n"):
         raise ConfigError(profile.strip())
     known = Profile.from_bytes(profile.encode(), "rank 0's")
-    return Chooser(topology, known, variables.ALGORITHM.parse(forced), variables.CHUNK_BYTES.parse(chunk))
+    return known, variables.ALGORITHM.parse(forced), variables.CHUNK_BYTES.parse(chunk)
 
 
 def _check_algorithms(forced: Mapping[str, str]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from hybridcomp import variables
@@ -49,32 +49,48 @@ def join_for_messages(comm: MPI.Comm) -> Any:
     return native_engine().engine_group(MPI._handleof(comm), comm.Get_rank(), comm.Get_size(), True)
 
 
-def join(comm: MPI.Comm, node: MPI.Comm) -> Any:
-    """Make the engine's group of a communicator. Collective.
+def connect_engine(comm: MPI.Comm, node: MPI.Comm) -> dict[int, Arena] | None:
+    """Map the arenas for the engine's messages of the ranks of this host: see :func:`.map_arenas`. Collective."""
+    arena = _own_arena() if shares_memory() else None
+    return map_arenas(comm, node, None if arena is None else arena.handle)
+
+
+def open_group(rank: int, size: int, neighbours: int) -> tuple[Any, int]:
+    """Make the engine's group of a communicator that is not there yet.
 
     Args:
-        comm: communicator of the ranks; nothing else sends on it.
-        node: communicator of its ranks on this host.
+        rank: number of this rank in it.
+        size: number of its ranks.
+        neighbours: number of the other ranks of this host.
 
     Returns:
-        The compiled module's ``EngineGroup``.
+        The compiled module's ``EngineGroup``, for :func:`join`, and the place in this process's arena of the rings from
+        which it reads what the neighbours send; -1 where it has no neighbours or they share no memory.
     """
-    module = native_engine()
     # Before the first group of any kind: messages of operations in flight must not change their place.
     arena = _own_arena() if shares_memory() else None
-    group = module.engine_group(MPI._handleof(comm), comm.Get_rank(), comm.Get_size(), False)
-    if node.size == 1:
-        return group
-    rings = -1 if arena is None else group.take_rings(node.size - 1)
-    found = map_arenas(comm, node, None if arena is None else arena.handle)
-    offsets = np.empty(node.size, np.int64)
-    node.Allgather(np.array([rings], np.int64), offsets)
-    for place, neighbour in enumerate(found or ()):
-        if neighbour is None:
+    group = native_engine().engine_group(0, rank, size, False)
+    return group, -1 if arena is None or not neighbours else group.take_rings(neighbours)
+
+
+def join(group: Any, comm: MPI.Comm, arenas: Mapping[int, Arena], rings: Sequence[int]) -> None:
+    """Have a group send on its communicator, and by shared memory to the ranks of this host.
+
+    Args:
+        group: group that :func:`open_group` made.
+        comm: communicator of the ranks; nothing else sends on it but notices, whose tag is their own.
+        arenas: arenas for the engine's messages of the other ranks of this host, by rank.
+        rings: for each rank of ``comm``, the place of its rings.
+    """
+    group.use_communicator(MPI._handleof(comm))
+    rank, ring_bytes = comm.Get_rank(), native_engine().ENGINE_RING_BYTES
+    here = sorted([rank, *arenas])
+    own = here.index(rank)
+    for place, other in enumerate(here):
+        if other == rank:
             continue
         # A rank's rings are in the order of its neighbours, which leaves itself out.
-        theirs = int(offsets[place]) + (node.rank - (node.rank > place)) * module.ENGINE_RING_BYTES
-        mine = rings + (place - (place > node.rank)) * module.ENGINE_RING_BYTES
-        rank, other = neighbour
-        group.add_neighbour(rank, other.start, other.handle.nbytes, theirs, mine)
-    return group
+        theirs = rings[other] + (own - (own > place)) * ring_bytes
+        mine = rings[rank] + (place - (place > own)) * ring_bytes
+        arena = arenas[other]
+        group.add_neighbour(other, arena.start, arena.handle.nbytes, theirs, mine)

@@ -170,11 +170,11 @@ class Engine:
             self._listening.append(notices)
         self._background.wake()
 
-    def silence(self, notices: Notices) -> MPI.Comm:
-        """Poll a communicator's notices no more; return their MPI communicator."""
+    def silence(self, notices: Notices) -> None:
+        """Poll a communicator's notices no more."""
         with self._lock:
             self._listening.remove(notices)
-            return notices.close()
+            notices.close()
 
     def in_flight(self, notices: Notices) -> bool:
         """Tell whether operations of a communicator are in flight."""

@@ -1,6 +1,6 @@
 """Count the communicators that MPI holds contexts for, and warn before it has none left.
 
-MPICH has 2048 contexts. Each communicator of this package takes three or four, so that some 600 communicators use them
+MPICH has 2048 contexts. Each communicator of this package takes two or three, so that some 1,000 communicators use them
 up; making the next one then fails with an error that does not name the cause. Only ``Free`` gives contexts back: to
 free a communicator is collective, and ranks collect garbage at different times.
 """
@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 
-MANY = 500  # communicators: well before the last, also where each has four contexts
+MANY = 600  # communicators: before the last, also where each has three contexts
 _PACKAGE = __name__.partition(".")[0]
 
 
@@ -36,9 +36,9 @@ class Contexts:
                 return
             self._warned = True
         warnings.warn(
-            f"this is communicator {self.held + 1} of this process that is not freed, and MPICH has contexts for some "
-            "600: call Free() on those that are not used any more, on all ranks; one that is dropped without it keeps "
-            "its contexts, as does one on which an operation has failed",
+            f"this is communicator {self.held + 1} of this process that is not freed, and MPICH has contexts for "
+            "some 1,000: call Free() on those that are not used any more, on all ranks; one that is dropped without it "
+            "keeps its contexts, as does one on which an operation has failed",
             RuntimeWarning,
             stacklevel=_callers_level(),
         )

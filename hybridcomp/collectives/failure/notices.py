@@ -1,8 +1,9 @@
 """Exchange notices between a communicator's ranks, beside its operations: failed operations, each rank's progress.
 
-Notices of 256 bytes each travel on a separate communicator. Nothing is posted for them: the engine probes every few
-milliseconds while an operation waits, and ten times a second while none is in flight. So they cost nothing while
-messages flow, and a communicator that is freed leaves nothing behind.
+Notices of 256 bytes each travel on the communicator of collectives, with a tag above those of operations' messages.
+Nothing is posted for them: the engine probes every few milliseconds while an operation waits, and ten times a second
+while none is in flight. So they cost nothing while messages flow, and a communicator that is freed leaves nothing
+behind.
 
 ::
 
@@ -28,7 +29,7 @@ _FORM = struct.Struct("<4sBBHQQQ")
 _MAGIC = b"HCN1"
 _BYTES = 256
 _ROOM = _BYTES - _FORM.size
-_TAG = 0
+TAG = 32_000  # above those of operations' messages (transport/mpi.py, kernels/engine/group.hpp), below MPI's 32767
 _KEPT = 256  # failures of operations that have not started here: more than a program has in flight
 _REMEMBERED = 4096  # ended operations: more than other ranks are behind
 _LAST_POLLS = 4  # before a communicator is freed: MPI may need one to fetch a notice, and one to show it
@@ -103,7 +104,7 @@ class Notices:
     """
 
     def __init__(self, comm: MPI.Comm, key: int) -> None:
-        """Exchange notices on ``comm``, which nothing else uses.
+        """Exchange notices on ``comm``, where nothing else uses :data:`TAG`.
 
         ``key``, the same on all ranks, tells the communicator from freed ones.
         """
@@ -201,12 +202,11 @@ class Notices:
         self.broken = error
         self.troubled = self.news = True
 
-    def close(self) -> MPI.Comm:
-        """Receive notices for the last time; return the communicator, on which no more are sent."""
+    def close(self) -> None:
+        """Receive notices for the last time; no more are sent."""
         for _ in range(_LAST_POLLS):
             self.poll()
         self.troubled = not self._outbox.leave() or self.troubled
-        return self._comm
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
@@ -219,11 +219,11 @@ class Notices:
         head = _FORM.pack(_MAGIC, kind, detail, len(words), self._key, number, latest)
         raw = (head + words).ljust(_BYTES, b"\0")
         if self._comm:
-            self._outbox.post(raw, to, _TAG)
+            self._outbox.post(raw, to, TAG)
 
     def _receive(self) -> bool:
         if self._incoming is None:
-            message = self._comm.Improbe(MPI.ANY_SOURCE, _TAG)
+            message = self._comm.Improbe(MPI.ANY_SOURCE, TAG)
             if message is None:
                 return False
             self._incoming = message.Irecv([self._buffer, MPI.BYTE])

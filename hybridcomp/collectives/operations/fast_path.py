@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from hybridcomp import trace
 from hybridcomp.arrays import DType
+from hybridcomp.collectives.agreement.making import Founding
 from hybridcomp.collectives.buffers import parse
 from hybridcomp.collectives.choices import codec_of
 from hybridcomp.collectives.data_path.carrier import Carrier
@@ -60,7 +61,7 @@ class FastPath(MpiStarter):
     """Communicator whose operations on plain arrays start on a native fast path."""
 
     def __init__(
-        self, comm: MPI.Comm, policy: Any, axis: str, timeout: float, detail: bool | None = None
+        self, comm: MPI.Comm | Founding, policy: Any, axis: str, timeout: float, detail: bool | None = None
     ) -> None:
         super().__init__(comm, policy, axis, timeout, detail)
         self._learnt = Learnt(self.rank, self._table)

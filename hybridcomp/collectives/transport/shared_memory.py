@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from mpi4py import MPI
@@ -103,20 +103,16 @@ def _arena_at(handle: ArenaHandle) -> Arena | None:
         return None
 
 
-def connect_peers(comm: MPI.Comm, node: MPI.Comm) -> SharedMemoryPeers | None:
-    """Map the arenas of the ranks of this host; None unless each of them can see all others'. Collective.
-
-    Args:
-        comm: communicator whose ranks share memory.
-        node: communicator of its ranks on this host.
-    """
-    if node.size == 1:
-        return None
+def connect_peers(comm: MPI.Comm, node: MPI.Comm) -> dict[int, Arena] | None:
+    """Map the arenas for messages of the ranks of this host: see :func:`map_arenas`. Collective."""
     pool = own_pool() if shares_memory() else None
-    found = map_arenas(comm, node, None if pool is None else pool.arena.handle)
-    if pool is None or found is None:
-        return None
-    return SharedMemoryPeers(pool, dict(neighbour for neighbour in found if neighbour is not None))
+    return map_arenas(comm, node, None if pool is None else pool.arena.handle)
+
+
+def peers_of(arenas: Mapping[int, Arena]) -> SharedMemoryPeers | None:
+    """Return the ranks that share memory with this one, by their arenas; None if there are none."""
+    pool = own_pool() if arenas else None
+    return None if pool is None else SharedMemoryPeers(pool, dict(arenas))
 
 
 def shares_memory() -> bool:
@@ -128,9 +124,7 @@ def shares_memory() -> bool:
     return variables.SHARED_MEMORY.read()
 
 
-def map_arenas(
-    comm: MPI.Comm, node: MPI.Comm, handle: ArenaHandle | None
-) -> list[tuple[int, Arena] | None] | None:
+def map_arenas(comm: MPI.Comm, node: MPI.Comm, handle: ArenaHandle | None) -> dict[int, Arena] | None:
     """Map the arenas of the ranks of this host. Collective.
 
     Args:
@@ -139,19 +133,22 @@ def map_arenas(
         handle: descriptor of this process's arena; None if it has none.
 
     Returns:
-        For each rank of ``node``, its rank in ``comm`` and its arena; None for this rank. None instead of the list
-        unless each of them can see the arenas of all others.
+        The arenas of the other ranks of this host, by their ranks in ``comm``. None unless each rank of this host can
+        see the arenas of all others.
     """
+    if node.size == 1:
+        return {}
     mine = np.zeros(5, np.uint64)
     if handle is not None:
         mine[:] = (comm.Get_rank(), *handle)
     handles = np.empty((node.size, mine.size), np.uint64)
     node.Allgather(mine, handles)
-    found: list[tuple[int, Arena] | None] = []
+    found: dict[int, Arena] = {}
     for place, (rank, pid, fd, token, nbytes) in enumerate(handles.tolist()):
         arena = _arena_at(ArenaHandle(pid, fd, token, nbytes)) if token and place != node.rank else None
-        found.append(None if arena is None else (rank, arena))
-    good = handle is not None and sum(one is None for one in found) == 1
+        if arena is not None:
+            found[rank] = arena
+    good = handle is not None and len(found) == node.size - 1
     verdict = np.array([good], np.uint8)
     node.Allreduce(MPI.IN_PLACE, verdict, MPI.MIN)
     return found if verdict[0] else None

@@ -85,21 +85,24 @@ def _make(init: GroupInit, name: str, timeout: timedelta) -> Communicator:
     from mpi4py import MPI  # noqa: PLC0415
 
     from hybridcomp.collectives import Communicator  # noqa: PLC0415
-    from hybridcomp.collectives.agreement.making import LEAST_SECONDS, bounded  # noqa: PLC0415
+    from hybridcomp.collectives.agreement.making import Founding  # noqa: PLC0415
 
     world = MPI.COMM_WORLD
     _check_world(world, init)
     _abort_on_exception(world)
-    _wait_for_members(init, name, timeout)
-    group = world.Get_group().Incl(init.ranks)
     seconds = timeout.total_seconds()
-    limit = max(seconds, LEAST_SECONDS)  # its members are there
-    mpi = bounded(lambda: world.Create_group(group), lambda: f"making process group {name!r} in MPI", limit)
-    group.Free()
+
+    def create() -> Any:
+        group = world.Get_group()
+        members = group.Incl(init.ranks)
+        made = world.Create_group(members)
+        members.Free()
+        group.Free()
+        return made
+
+    founding = Founding(init.rank, init.ranks, lambda: _wait_for_members(init, name, timeout), create)
     detail = True if get_debug_level() == DebugLevel.DETAIL else None
-    comm = Communicator(mpi, policy, options.axis or "default", timeout=seconds, detail=detail)
-    mpi.Free()
-    return comm
+    return Communicator(founding, policy, options.axis or "default", timeout=seconds, detail=detail)
 
 
 def _check_process(name: str) -> None:

@@ -6,6 +6,7 @@ return to the tensors. Nothing here waits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
 
 Tensors = Sequence[torch.Tensor]
+_TAGS_OF_ALL = 32_767  # the largest tag that every MPI takes
 
 
 class Starter:
@@ -193,6 +195,7 @@ class Starter:
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int) -> CommWork:
         """Send ``tensor``."""
+        _check_tag("send", tag)
         send_phase, there = about_send(tensor, up=dest > self.comm.rank)
         before = set_place(there)
         try:
@@ -204,6 +207,7 @@ class Starter:
 
     def receive(self, tensor: torch.Tensor, source_rank: int, tag: int) -> CommWork:
         """Receive into ``tensor``; ``MPI.ANY_SOURCE`` takes what comes."""
+        _check_tag("recv", tag)
         target = Target(tensor)
         request = self.comm.start_recv(_given(target.data), source_rank, tag)
         return CommWork([request], [tensor], _committed(target))
@@ -221,6 +225,17 @@ def start_each(
         return start(columns[0][0], *extra)
     works = [start(*row, *extra) for row in zip(*columns, strict=True)]
     return works[0] if len(works) == 1 else joined(works)
+
+
+def _check_tag(op: str, tag: int) -> None:
+    """Raise ValueError for a tag that MPI does not take: it has fewer than gloo, and says of them that they are bad."""
+    if not 0 <= tag <= _most_tag():
+        raise ValueError(f"{op}: tag {tag} is none of 0 to {_most_tag()}, which this MPI takes")
+
+
+@functools.cache
+def _most_tag() -> int:
+    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or _TAGS_OF_ALL)
 
 
 def _given(data: torch.Tensor) -> Any:

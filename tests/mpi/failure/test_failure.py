@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.engine.native import native_engine
-from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, State, _Kind
+from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, TAG, State, _Kind
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.variables import SHARED_MEMORY
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
@@ -155,11 +155,11 @@ def test_hostile_notices_change_nothing(make):
         _FORM.pack(_MAGIC, 77, 0, 0, notices._key, 1, 1).ljust(_BYTES, b"x"),
         rng.bytes(3 * _BYTES),
     ):
-        notices._comm.Isend([raw, MPI.BYTE], (WORLD.rank + 1) % WORLD.size, 0).Wait()
+        notices._comm.Isend([raw, MPI.BYTE], (WORLD.rank + 1) % WORLD.size, TAG).Wait()
     x = gaussian(N)
     comm.Allreduce(MPI.IN_PLACE, x)
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and notices._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG):
+    while time.monotonic() < deadline and notices._comm.Iprobe(MPI.ANY_SOURCE, TAG):
         time.sleep(0.01)
     comm.Allreduce(MPI.IN_PLACE, x)
     verdict(identical(x) and not notices.failures and not notices._replies)

@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.agreement import making
+from hybridcomp.collectives.agreement import earlier, making
 from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.release import collect
 from tests.mpi.conftest import WORLD, communicator, verdict
@@ -124,7 +124,8 @@ def test_what_goes_wrong_while_mpi_makes_it_is_told_to_all(monkeypatch):
         comm, node = left[0]
         honest(comm, node)
         making.connect_peers(comm, node)
-        making.join(comm, node)
+        making.connect_engine(comm, node)
+        making.gathered(comm, making.open_group(comm.rank, comm.size, comm.size - 1)[1])
         making.same_text(comm, "")
     verdict(ended())
 
@@ -214,16 +215,53 @@ def test_versions_that_differ_are_an_error_on_every_rank(monkeypatch):
         return
     if last:
         monkeypatch.setattr("hybridcomp.version.__version__", "0.0.1+of.another.host")
-    monkeypatch.setattr(making, "_Assembly", broken)  # MPI has made nothing yet that would be lost
+    monkeypatch.setattr(making, "duplicate", broken)  # MPI has made nothing yet that would be lost
     error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
     words = ("different versions of hybridcomp", "0.0.1+of.another.host", f"on rank {0 if last else LAST}")
     verdict(isinstance(error, hc.MismatchError) and all(word in str(error) for word in words), repr(error))
 
 
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_ranks_that_know_each_other_do_not_ask_again(monkeypatch, forgetful):
+    """Unless one of them has forgotten: then all ask."""
+    first = communicator("int8")
+    if forgetful:
+        if last:
+            earlier.forget()
+    else:
+        for name in ("discover", "connect_peers", "connect_engine", "gathered", "same_text"):
+            monkeypatch.setattr(making, name, broken)
+    half = WORLD.Split(WORLD.rank % 2)
+    made = [communicator("int8"), hc.Communicator(half, "int8", "dp", timeout=10.0)]
+    half.Free()
+    for comm in made:
+        peers = [] if first._transport.shm_peers is None else [*range(comm.size)]
+        verdict(
+            comm.hosts == 1
+            and sorted(getattr(comm._transport.shm_peers, "ranks", ()))
+            == [rank for rank in peers if rank != comm.rank]
+        )
+        x = np.full(20_000, comm.rank + 1, np.float32)
+        comm.Allreduce(MPI.IN_PLACE, x)
+        verdict(abs(float(x[-1]) - comm.size * (comm.size + 1) / 2) < 0.1, str(x[-1]))
+    for comm in (first, *made):
+        comm.Free()
+
+
+def test_settings_that_rank_0_has_changed_are_told_again(monkeypatch):
+    communicator("int8").Free()
+    for algorithm in ("ring", "direct"):
+        if WORLD.rank == 0:
+            monkeypatch.setenv("HYBRIDCOMP_ALGORITHM", f"all_reduce={algorithm}")
+        comm = communicator("int8")
+        verdict(comm._chooser._forced == {"all_reduce": algorithm}, str(comm._chooser._forced))
+        comm.Free()
+
+
 def test_a_mismatch_is_found_before_mpi_makes_anything(monkeypatch):
     if WORLD.size == 1:
         return
-    monkeypatch.setattr(making, "_Assembly", broken)
+    monkeypatch.setattr(making, "duplicate", broken)
     error = error_of(lambda: hc.Communicator(WORLD, "int4" if last else "int8", "dp", timeout=10.0))
     verdict(isinstance(error, hc.MismatchError), repr(error))
 

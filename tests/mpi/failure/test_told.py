@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.execution.progress import engine
-from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, _Kind
+from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, TAG, _Kind
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 from tests.mpi.failure.test_failure import N, damaged, failure
 
@@ -76,7 +76,7 @@ def test_a_notice_that_came_while_nobody_waited_is_not_forgotten(make):
         with engine()._lock:
             assert not request.done
             WORLD.Barrier()
-            while not notices._comm.Iprobe(0, MPI.ANY_TAG):
+            while not notices._comm.Iprobe(0, TAG):
                 time.sleep(0.001)
             # As `_listen_idle` does, which holds the lock when it looks.
             while not notices.failures:
@@ -87,7 +87,7 @@ def test_a_notice_that_came_while_nobody_waited_is_not_forgotten(make):
         head = _FORM.pack(_MAGIC, _Kind.FAILED, 0, len(words), notices._key, 2, 2)
         raw = (head + words).ljust(_BYTES, b"\0")
         for rank in range(1, WORLD.size):
-            notices._comm.Isend([raw, MPI.BYTE], rank, 0).Wait()
+            notices._comm.Isend([raw, MPI.BYTE], rank, TAG).Wait()
         request = None
     began = time.monotonic()
     error = None if request is None else failure(request, 10.0)

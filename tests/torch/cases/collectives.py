@@ -7,6 +7,7 @@ from functools import reduce
 import pytest
 import torch
 import torch.distributed as dist
+from mpi4py import MPI
 from torch.distributed import ReduceOp
 
 import hybridcomp.torch as hct
@@ -280,6 +281,23 @@ def case_point_to_point_in_any_order() -> None:
     for work in sends:
         work.wait()
     assert [t[-1].item() for t in got] == [10.0 * left + tag for tag in range(3)]
+
+
+def case_tags_as_far_as_mpi_has_them() -> None:
+    most = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    assert most >= 2**20  # far beyond the 32767 that MPI promises
+    n, me = size(), rank()
+    sends = [dist.isend(torch.tensor([me, tag]), (me + 1) % n, tag=tag) for tag in (most, 0, 40_000)]
+    for tag in (0, most, 40_000):
+        got = torch.zeros(2, dtype=torch.int64)
+        dist.recv(got, (me - 1) % n, tag=tag)
+        assert got.tolist() == [(me - 1) % n, tag]
+    for work in sends:
+        work.wait()
+    for tag in (most + 1, 2**31 - 1, -1):
+        for call in (dist.isend, dist.irecv):
+            with raises(ValueError, f"tag {tag} is none of 0 to {most}"):
+                call(torch.ones(1), (me + 1) % n, tag=tag)
 
 
 def case_receive_from_any_source() -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from unittest import mock
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import hybridcomp.torch as hct
-from hybridcomp import CollectiveTimeoutError
+from hybridcomp import CollectiveTimeoutError, MismatchError
 from hybridcomp.collectives.execution import progress as engine
 from tests.torch.cases.collectives import raises, rank, size
 
@@ -175,6 +175,33 @@ def case_a_group_after_one_that_failed() -> None:
         dist.barrier()
         if rank() in (1, 2):
             dist.destroy_process_group(later)
+
+
+def case_groups_of_the_same_ranks_are_apart() -> None:
+    """The third on is made from what the ranks kept of the second; what fails on all of them leaves that as it was."""
+    for members in ([0, 1, 2, 3], [3, 1], [2]):
+        groups = [dist.new_group(members, sort_ranks=False) for _ in range(4)]
+        with raises(MismatchError, "policies") if len(members) == 4 else nullcontext():
+            dist.new_group(
+                members, pg_options=hct.Options(policy=f"int{4 + 4 * (rank() % 2)}"), sort_ranks=False
+            )
+        groups.append(dist.new_group(members, sort_ranks=False))
+        if rank() not in members:
+            continue
+        tensors = [torch.full((1000,), float(k + rank())) for k in range(len(groups))]
+        order = [*range(len(groups))][:: -1 if rank() % 2 else 1]
+        works = {k: dist.all_reduce(tensors[k], group=groups[k], async_op=True) for k in order}
+        for k, work in works.items():
+            work.wait()
+            assert tensors[k][0].item() == sum(members) + k * len(members)
+        for group in groups:  # where two of its ranks alone take part
+            if rank() == members[0]:
+                dist.send(torch.ones(2), members[-1], group) if len(members) > 1 else None
+            elif rank() == members[-1]:
+                dist.recv(torch.zeros(2), members[0], group)
+        for group in groups:
+            dist.destroy_process_group(group)
+    dist.barrier()
 
 
 def case_what_torch_asks_of_a_backend() -> None:
