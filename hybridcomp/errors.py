@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 
+def printable(text: object, keep: str = "") -> str:
+    """Return a text in which each character that a terminal would act on is written as its escape.
+
+    Args:
+        text: text from a file or a program, or an object that has one, such as a path.
+        keep: characters that stay as they are, such as a line's end.
+    """
+    given = str(text)
+    if given.isprintable():
+        return given
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in given)
+
+
 class HybridcompError(Exception):
-    """Base class of every error below."""
+    """Base class of every error below. Its text may quote a file; it has no character that a terminal acts on."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n\t")
 
 
 class WireError(HybridcompError, ValueError):

@@ -15,6 +15,7 @@ from typing import Any
 
 from hybridcomp import variables
 from hybridcomp.errors import CudaUnavailableError
+from hybridcomp.files import write_bytes
 
 
 def cache_folder() -> Path:
@@ -24,10 +25,11 @@ def cache_folder() -> Path:
     folder = (Path(named) if named else usual) / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
+        if os.access(folder, os.W_OK | os.X_OK):
             return folder
     except (OSError, RuntimeError):  # a home that is read-only, or no home
-        return Path(tempfile.mkdtemp(prefix="hybridcomp-kernels-"))
+        pass
+    return Path(tempfile.mkdtemp(prefix="hybridcomp-kernels-"))
 
 
 def compiled(nvrtc: Any, name: str, source: str, options: tuple[str, ...], capability: int) -> Path:
@@ -41,7 +43,7 @@ def compiled(nvrtc: Any, name: str, source: str, options: tuple[str, ...], capab
         capability: compute capability of the device, 90 for 9.0.
 
     Raises:
-        CudaUnavailableError: NVRTC does not compile it.
+        CudaUnavailableError: NVRTC does not compile it, or the file cannot be written.
     """
     known = nvrtc.getSupportedArchs()
     # A device newer than NVRTC is given the newest intermediate code that NVRTC writes; its driver translates that.
@@ -52,7 +54,8 @@ def compiled(nvrtc: Any, name: str, source: str, options: tuple[str, ...], capab
     key = hashlib.sha256("\0".join((str(nvrtc.getVersion()), *options, source)).encode()).hexdigest()
     path = cache_folder() / f"{name}-{key[:32]}.{'cubin' if target.startswith('sm') else 'ptx'}"
     if not path.is_file():
-        _keep(path, _compile(nvrtc, name, source, options))
+        # No process ever sees the file in part.
+        write_bytes(path, _compile(nvrtc, name, source, options), error=CudaUnavailableError)
     return path
 
 
@@ -71,11 +74,3 @@ def _compile(nvrtc: Any, name: str, source: str, options: tuple[str, ...]) -> by
         return code if isinstance(code, bytes) else str(code).encode()
     finally:
         nvrtc.destroyProgram(program)
-
-
-def _keep(path: Path, code: bytes) -> None:
-    """Write a file that no process ever sees in part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-    with os.fdopen(handle, "wb") as file:
-        file.write(code)
-    Path(name).replace(path)

@@ -1,13 +1,23 @@
-"""Define the colours and the type of all pages and pictures: reports, the guides' figures, the documentation's site.
+"""Define how pages, pictures and the terminal's tables look, and that names from outside are text in all of them.
+
+Pages are reports, the guides' figures, and the documentation's site.
 
 Colours are Okabe and Ito's, which people with any colour vision tell apart; markers and dashes repeat the distinction.
 """
 
 from __future__ import annotations
 
+import functools
 import html
+import json
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
+
+from hybridcomp.errors import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#8C6D31", "#999999")
 """Colours of the series that a picture compares, in the order in which they are taken."""
@@ -20,6 +30,7 @@ PICTURE: dict[Any, Any] = {
     "axes.titlesize": 11.0,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "text.parse_math": False,  # names may have dollars
 }
 """Matplotlib's settings for pictures, which are drawn on white."""
 
@@ -110,3 +121,53 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str =
         "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
     )
     return f'<div class="wide"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'
+
+
+def script_data(value: Any) -> str:
+    """Return a value as JSON that stands inside a page's script element, whatever its texts hold."""
+    # "</script" ends a script, and "<!--<script" keeps it from ending.
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def plot_text(text: str) -> str:
+    """Return a name for a figure of Plotly, which takes some of HTML's tags for its own: links, sizes, line ends."""
+    return html.escape(text, quote=False)
+
+
+def say(text: object, file: IO[str] | None = None) -> None:
+    """Print lines for people, at once: what files and programs have put into them cannot act on the terminal.
+
+    Args:
+        text: lines, without the last one's end.
+        file: stream to print to; None: standard output.
+    """
+    print(printable(text, keep="\n\t"), file=sys.stdout if file is None else file, flush=True)
+
+
+def console(
+    file: IO[str] | None = None, *, width: int | None = None, terminal: bool | None = None
+) -> Console:
+    """Return a console for tables: texts in it are shown as they are, without markup, and act on no terminal.
+
+    Args:
+        file: stream to print to; None: standard output.
+        width: columns; None: as many as the terminal has.
+        terminal: whether it is one; None: as the stream says.
+    """
+    return _console_class()(  # type: ignore[no-any-return]
+        file=file, width=width, force_terminal=terminal, markup=False, emoji=False, highlight=False
+    )
+
+
+@functools.cache
+def _console_class() -> Any:
+    from rich.console import Console  # noqa: PLC0415  (tens of milliseconds, for tables alone)
+
+    class Plain(Console):
+        """Console that escapes what it is given as plain strings: cells, headings, lines."""
+
+        def render_str(self, text: str, **options: Any) -> Any:
+            """Return a string as text of the console; strings are measured by it, too."""
+            return super().render_str(printable(text, keep="\n\t"), **options)
+
+    return Plain

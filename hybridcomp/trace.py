@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybridcomp import variables
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, printable
+from hybridcomp.files import checked, decoded, parse_json, read_bytes, tell_failure, writing
 
 STEPS_BY = ("hybridcomp train", "the program", "an optimizer")  # the most exact first
 WAITS = "waits"  # name of the track
@@ -246,18 +247,18 @@ def write_events(path: Path, events: Iterable[Event], about: Mapping[str, Any]) 
     Raises:
         ConfigError: the file cannot be written.
     """
-    beside = path.with_suffix(".partial")
-    try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(about) + ', "traceEvents": [')
-            comma = "\n"
-            for event in events:
-                file.write(comma + json.dumps(event, separators=(",", ":")))
-                comma = ",\n"
-            file.write("\n]}\n")
-        os.replace(beside, path)
-    except OSError as error:
-        raise ConfigError(f"cannot write the trace {path}: {error.strerror}") from error
+    with writing(path, what="the trace") as file:
+        head = '{"displayTimeUnit": "ms", "otherData": ' + json.dumps(about) + ', "traceEvents": ['
+        file.write(head.encode())
+        comma = "\n"
+        for event in events:
+            try:
+                text = comma + json.dumps(event, separators=(",", ":"))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ConfigError(f"cannot write the trace {printable(path)}: {error}") from error
+            file.write(text.encode())
+            comma = ",\n"
+        file.write(b"\n]}\n")
 
 
 # -- this process's recorder -----------------------------------------------------------------------------
@@ -338,7 +339,7 @@ def joined(rank: int) -> None:
 
 
 def _at_exit() -> None:
-    stop()
+    tell_failure(stop)
 
 
 def files(folder: str | os.PathLike[str]) -> list[Path]:
@@ -377,23 +378,53 @@ def merge(folder: str | os.PathLike[str], late_ns: Mapping[int, float] | None = 
     return merged
 
 
+_WHOLE = {
+    "otherData": {
+        **dict.fromkeys(("rank", "started_ns", "spans_lost"), int),
+        **dict.fromkeys(("host?", "clock?"), str),
+        "groups?": list,
+    },
+    "traceEvents": list,
+}
+_GROUP = {"comm": str, "ranks": [int]}
+_EVENT = {"ph": str, "ts?": float, "args?": dict}
+_SPAN = {"name": str, "cat": str, "ts": float, "dur": float}
+_ARGS: dict[str, Any] = {
+    "operation": {
+        **dict.fromkeys(("axis", "codec", "why"), str),
+        **dict.fromkeys(("bytes", "uncompressed_bytes", "wire_bytes"), int),
+        **dict.fromkeys(("n?", "tag?"), int),
+        **dict.fromkeys(("peer?", "root?"), int | None),
+        "comm?": str | None,
+    },
+    "wait": {"op?": str, "axis?": str, "n?": int, "comm?": str | None},
+    "step": {"by": str},
+}
+_MOST_US = 1e15  # microseconds in a time, at most: thirty years
+
+
 def read(path: Path) -> tuple[dict[str, Any], list[Event]]:
     """Return a rank trace's facts about itself, and its events.
 
     Raises:
-        ConfigError: the file cannot be read, is cut off, or is no trace of ours.
+        ConfigError: the file cannot be read, is cut off, or is no trace of ours; names the place in it.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        whole = json.loads(text)
-        about, events = whole["otherData"], whole["traceEvents"]
-        well = all(type(about[name]) is int for name in ("rank", "started_ns", "spans_lost"))
-        if not well or not all(isinstance(event, dict) for event in events):
-            raise TypeError("its fields have other types")
-    except json.JSONDecodeError as error:
-        if text.startswith('{"displayTimeUnit"'):
-            raise ConfigError(f"{path} is cut off, or damaged: {error}; run the program again") from error
-        raise ConfigError(f"{path} is no trace of hybridcomp: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no trace of hybridcomp: {error}") from error
+    data = read_bytes(path, what="the trace")
+    name, foreign = printable(path), f"{printable(path)} is no trace of hybridcomp"
+    cut_off = f"{name} is cut off, or damaged"
+    started = data.startswith(b'{"displayTimeUnit"')
+    whole = parse_json(decoded(data, name), cut_off if started else foreign)
+    checked(whole, _WHOLE, foreign)
+    about, events = whole["otherData"], whole["traceEvents"]
+    for number, group in enumerate(about.get("groups", ())):
+        checked(group, _GROUP, f"{name} is damaged: otherData.groups[{number}]")
+    for number, event in enumerate(events):
+        where = f"{name} is damaged: traceEvents[{number}]"
+        checked(event, _EVENT, where)
+        if event["ph"] == "X":
+            checked(event, _SPAN, where)
+            if not (abs(event["ts"]) < _MOST_US and 0 <= event["dur"] < _MOST_US):
+                raise ConfigError(f"{where}: a span of {event['dur']} us at {event['ts']} us")
+            if event["cat"] in _ARGS:
+                checked(event.get("args", {}), _ARGS[event["cat"]], f"{where}.args")
     return about, events

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hybridcomp import style
+
 Record = dict[str, Any]
 _LINKS = {"200mbit": "200 Mb/s", "1gbit": "1 Gb/s", "none": "unshaped"}
 _PEERS = {"mpi": "MPICH", "gloo": "gloo"}
@@ -78,7 +80,7 @@ class Figure:
     def json(self) -> str:
         """Return the figure in the form that figures.js reads; values have four significant digits."""
         plots = {"|".join(chosen): _plain(plot) for chosen, plot in self.plots.items()}
-        return json.dumps({"choices": self.choices, "plots": plots}, separators=(",", ":"), allow_nan=False)
+        return style.script_data({"choices": self.choices, "plots": plots})
 
 
 def _plain(value: Any) -> Any:

@@ -45,11 +45,11 @@ def figure(decisions: Decisions, steps: int) -> dict[str, Any]:
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": name,
+                "name": style.plot_text(name),
                 "line": {"shape": "hv", "color": style.SERIES[number % len(style.SERIES)]},
                 "x": [*(one["step"] for one in made), until],
-                "y": [*(one["codec"] for one in made), made[-1]["codec"]],
-                "text": [*(one["why"] for one in made), ""],
+                "y": [style.plot_text(one["codec"]) for one in (*made, made[-1])],
+                "text": [*(style.plot_text(one["why"]) for one in made), ""],
                 "hovertemplate": "step %{x}: %{y}<br>%{text}<extra>%{fullData.name}</extra>",
             }
         )

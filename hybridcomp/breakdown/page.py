@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Sequence
 from importlib.resources import files
 from importlib.util import find_spec
@@ -83,9 +82,7 @@ def page(breakdowns: Sequence[Breakdown], title: str, decided: Figure | None = N
         body += '<h2>What was decided</h2>\n<div class="drawn" id="decided"></div>\n'
     for at, breakdown in enumerate(breakdowns):
         body += _section(breakdown, f"run{at}", figures)
-    # "</" would end the script
-    data = json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
-    script = f"const FIGURES = {data};\n{style.COLOUR_FUNCTION}{_SCRIPT}"
+    script = f"const FIGURES = {style.script_data(figures)};\n{style.COLOUR_FUNCTION}{_SCRIPT}"
     body += f"<script>{_plotly()}</script>\n<script>{script}</script>\n"
     return style.page(title, body)
 
@@ -172,13 +169,14 @@ def rank_bars(breakdown: Breakdown) -> Figure:
 def axis_bars(breakdown: Breakdown) -> Figure:
     """Return bars of each axis's communication on an average rank: exposed, stacked from its parts, and hidden."""
     axes = breakdown.axes
+    names = [style.plot_text(axis) for axis in axes]
     found = [axis_columns(breakdown, axis) for axis in axes]
     hover = "%{y}: %{x:.1f} ms<extra>%{fullData.name}</extra>"
     data = [
-        _bar(kind, COLOURS[kind], y=axes, x=_ms([one[kind].mean for one in found]), hovertemplate=hover)
+        _bar(kind, COLOURS[kind], y=names, x=_ms([one[kind].mean for one in found]), hovertemplate=hover)
         for kind in KINDS
     ]
-    hidden = _bar("hidden behind computing", "rgba(0,0,0,0)", y=axes, hovertemplate=hover)
+    hidden = _bar("hidden behind computing", "rgba(0,0,0,0)", y=names, hovertemplate=hover)
     hidden["x"] = _ms([one["hidden"].mean for one in found])
     hidden["marker"]["line"] = {"width": 1, "color": COLOURS["wire"]}
     return {"data": [*data, hidden], "layout": _layout("ms of a step, of an average rank", len(axes))}
@@ -199,19 +197,19 @@ def timeline(breakdown: Breakdown, step: int) -> Figure:
                 at - 0.2,
                 s.began,
                 s.ended,
-                f"rank {row.rank} {s.kind} {s.axis}".strip(),
+                style.plot_text(f"rank {row.rank} {s.kind} {s.axis}".strip()),
             )
             for s in slices
         ]
         one = next(one for one in breakdown.ranks if one.rank == row.rank)
         bars += [
             (
-                f"{o.axis} operations",
+                style.plot_text(f"{o.axis} operations"),
                 of_axis.get(o.axis, style.SERIES[4]),
                 at + 0.2,
                 max(o.began, row.began),
                 min(o.ended, row.ended),
-                f"rank {row.rank} {o.op} {o.axis} number {o.n}",
+                style.plot_text(f"rank {row.rank} {o.op} {o.axis} number {o.n}"),
             )
             for o in one.operations
             if o.began < row.ended and o.ended > row.began

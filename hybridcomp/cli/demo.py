@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import math
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -16,11 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hybridcomp import style
 from hybridcomp.cli.terminate import end_on_signals
 from hybridcomp.demo.plan import FULL, DemoPlan, Run
 from hybridcomp.demo.record import RunRecord
 from hybridcomp.demo.report import Report
 from hybridcomp.demo.runner import Outcome, run_all
+from hybridcomp.errors import printable
 from hybridcomp.lab import KINDS, Lab, Rate
 
 LINES_PER_RUN = 8  # lines printed for a run where there is no terminal to draw on
@@ -63,10 +64,10 @@ class Show:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
-            TextColumn("{task.description:<9}"),
+            TextColumn("{task.description:<9}", markup=False),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[said]}", markup=False),
             TimeElapsedColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -89,7 +90,7 @@ class Show:
             for note in lab.notes:
                 self._print(note)
         self._printed, self._began = 0, time.monotonic()
-        self._task = self._progress.add_task(run.name, total=run.steps, said="starting the ranks")
+        self._task = self._progress.add_task(printable(run.name), total=run.steps, said="starting the ranks")
         if self._progress.disable:
             place = link if lab.kind == "namespaces" else lab.kind
             self._print(
@@ -142,7 +143,7 @@ def main(argv: list[str]) -> int:
         data=arguments.data,
     )
     plan.check()
-    console = Console(file=sys.stdout)
+    console = style.console()
     console.print(
         announcement(plan, len(os.sched_getaffinity(0)), os.getloadavg()[0]), highlight=False, soft_wrap=True
     )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from hybridcomp import style
 from hybridcomp.cli import inspection
 from hybridcomp.cli.inspection import Findings
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import write_text
 from hybridcomp.launcher import check_launcher, check_room, check_world, inside_mpi
 from hybridcomp.perfmodel import BUILT_IN, Profile, load_profile, wanted_path
 
@@ -149,7 +149,7 @@ def _old() -> Profile:
 
 def _tell(findings: Findings, arguments: argparse.Namespace, calibrated: Calibrated | None) -> int:
     """Inspect the rest, print all findings and write files; return the exit code."""
-    console = Console(file=sys.stdout)
+    console = style.console()
     if not findings.problems:
         findings.speeds = inspection.speeds(_QUICK_SECONDS if arguments.quick else _SECONDS)
     findings.sections["GPU"] = inspection.gpu()
@@ -195,13 +195,10 @@ def _section(console: Console, title: str, rows: dict[str, str]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(Text(name), Text(value))
+        table.add_row(name, value)
     console.print(table)
     console.print()
 
 
 def _write_json(findings: Findings, path: Path) -> None:
-    try:
-        path.write_text(json.dumps(findings.as_json(), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    write_text(path, json.dumps(findings.as_json(), indent=2) + "\n")

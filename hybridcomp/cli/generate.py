@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, printable
 from hybridcomp.train.checkpoints.resume import checkpoint_in
 from hybridcomp.train.reading import read_toml
 
@@ -83,9 +83,9 @@ def main(argv: list[str]) -> int:
         tokens = sample(
             model, torch.tensor(context), temperature=args.temperature, top_k=args.top_k, generator=generator
         )
-        sys.stdout.write(args.prompt)
-        for text in vocabulary.texts(itertools.islice(tokens, args.tokens)):
-            sys.stdout.write(text)
+        for text in itertools.chain([args.prompt], vocabulary.texts(itertools.islice(tokens, args.tokens))):
+            # A model writes any character, and a terminal is not to act on it; a file gets what was written.
+            sys.stdout.write(printable(text, keep="\n\t") if sys.stdout.isatty() else text)
             sys.stdout.flush()
         sys.stdout.write("\n" if i + 1 == args.samples else "\n\n")
     return 0

@@ -6,7 +6,7 @@ import argparse
 import shutil
 import sys
 
-from hybridcomp import variables
+from hybridcomp import style, variables
 from hybridcomp.cli.terminate import end_on_signals
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab import KINDS, Lab
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
             raise ConfigError(f"there is no program {command[0]!r}")
         if not arguments.quiet:
             for line in (describe(lab, arguments.ppn), *lab.notes):
-                print(f"hybridcomp lab: {line}", file=sys.stderr, flush=True)
+                style.say(f"hybridcomp lab: {line}", sys.stderr)
         process = lab.popen(command, arguments.ppn, env=env)
         try:
             code = process.wait()

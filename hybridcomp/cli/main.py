@@ -6,7 +6,7 @@ import argparse
 import importlib
 import sys
 
-from hybridcomp import HybridcompError, __version__, variables
+from hybridcomp import HybridcompError, __version__, style, variables
 from hybridcomp.errors import missing_module
 from hybridcomp.launcher import rank_here
 
@@ -54,13 +54,13 @@ def main(argv: list[str] | None = None) -> int:
         module = importlib.import_module(f"hybridcomp.cli.{command}")
         return int(module.main(argv[1:]))
     except HybridcompError as error:
-        print(f"hybridcomp {command}: error: {error}", file=sys.stderr)
+        style.say(f"hybridcomp {command}: error: {error}", sys.stderr)
         return EXIT_WRONG_INPUT
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("hybridcomp"):
             raise
         extra = "plan" if command == "plan" else "train"
-        print(f"hybridcomp {command}: error: {missing_module(error.name, extra)}", file=sys.stderr)
+        style.say(f"hybridcomp {command}: error: {missing_module(error.name, extra)}", sys.stderr)
         return EXIT_WRONG_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

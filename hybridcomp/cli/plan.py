@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from hybridcomp import style
 from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import wanted_path
 from hybridcomp.planner.budget import BUDGETS
@@ -149,17 +149,17 @@ def main(argv: Sequence[str]) -> int:
     shown = plans[: arguments.top]
     hints = find_hints(shown, plans[chosen - 1], cluster)
     if arguments.json:
-        print(json.dumps(_record(arguments, cluster, shown) | hints.record(), indent=1))
+        style.say(json.dumps(_record(arguments, cluster, shown) | hints.record(), indent=1))
     else:
         _print(arguments, cluster, shown)
         for line in hints.lines(chosen):
-            print(line)
+            style.say(line)
     if arguments.explain is not None:
         _explain(arguments, plans, chosen)
     if arguments.write is not None:
         heading = f"Written by hybridcomp plan {' '.join(argv)}"
         for path in write_plan(plans[chosen - 1], arguments.write, heading):
-            print(f"wrote {path}", file=sys.stderr)
+            style.say(f"wrote {path}", sys.stderr)
     return 0
 
 
@@ -190,7 +190,7 @@ def _search(wish: Wish, cluster: Cluster, count: int) -> list[Plan]:
 
 
 def _progress() -> Progress:
-    console = Console(stderr=True)
+    console = style.console(sys.stderr)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
@@ -215,17 +215,17 @@ def _scale(arguments: argparse.Namespace, wish: Wish, cluster: Cluster) -> int:
     page = arguments.out / "scale.html"
     write_scale(page, f"{arguments.model} on {counts[0]} to {counts[-1]} ranks", facts, points)
     if arguments.json:
-        print(
+        style.say(
             json.dumps({"simulated": True, "about": facts, "points": [dataclasses.asdict(p) for p in points]})
         )
     else:
         _print_scale(facts, points)
-    print(f"wrote {page}", file=sys.stderr)
+    style.say(f"wrote {page}", sys.stderr)
     return 0
 
 
 def _print_scale(facts: str, points: Sequence[Point]) -> None:
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _FILE_WIDTH, highlight=False)
+    console = style.console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     console.print(f"{facts} Simulated, not measured. Seconds of a step (efficiency):", markup=False)
     policies = list(dict.fromkeys(point.policy for point in points))
     table = Table(box=SIMPLE_HEAD)
@@ -254,7 +254,7 @@ def _record(arguments: argparse.Namespace, cluster: Cluster, plans: Sequence[Pla
 
 
 def _print(arguments: argparse.Namespace, cluster: Cluster, plans: Sequence[Plan]) -> None:
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _FILE_WIDTH, highlight=False)
+    console = style.console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     limit = "" if cluster.memory is None else f", {_gib(cluster.memory)} a rank"
     console.print(
         f"{arguments.model}, batch {arguments.batch}, loss budget {arguments.loss_budget}, on {cluster.hosts} hosts x "
@@ -324,7 +324,7 @@ def _explain(arguments: argparse.Namespace, plans: Sequence[Plan], chosen: int) 
     write_timeline(page, heading, plan.prediction.spans, facts)
     write_trace(plan.prediction.spans, trace, {"predicted": True, "plan": plan.record(best_of(plans))})
     for path in (page, trace):
-        print(f"wrote {path}", file=sys.stderr)
+        style.say(f"wrote {path}", sys.stderr)
 
 
 def _gib(nbytes: float) -> str:

@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from hybridcomp import trace, variables
+from hybridcomp import style, trace, variables
 from hybridcomp.breakdown import decided, page, summary
 from hybridcomp.breakdown.split import NO_STEPS, WARMUP, Breakdown, aligned, has_steps, split
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import show
 from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.errors import ConfigError
-from hybridcomp.files import write_text
+from hybridcomp.files import read_json, write_text
 
 EXAMPLES = """examples:
   hybridcomp report runs/gpt                 # the folder of a `hybridcomp train`
@@ -100,12 +98,12 @@ def _draw(run: Path, breakdowns: list[Breakdown], record: RunRecord) -> None:
     """Write the page, or say which library it lacks: the tables need none for pictures."""
     lacking = page.missing()
     if lacking is not None:
-        print(lacking)
+        style.say(lacking)
         return
     made = decided.figure(record.decisions, record.summary["steps"]) if record.decisions else None
     title = "Where the time went" if breakdowns else "What was decided"
     write_text(run / PAGE, page.page(breakdowns, f"{title}: {run.resolve().name}", made))
-    print(f"{run / PAGE}: the same as {'pictures, with a timeline' if breakdowns else 'a picture'}")
+    style.say(f"{run / PAGE}: the same as {'pictures, with a timeline' if breakdowns else 'a picture'}")
 
 
 def _tell_traces(folder: Path, skip: int) -> Breakdown | None:
@@ -115,8 +113,8 @@ def _tell_traces(folder: Path, skip: int) -> Breakdown | None:
     if not has_steps(ranks):
         return None
     breakdown = split(folder, ranks, offsets, error, warmup=skip)
-    print()
-    summary.show(breakdown, Console(highlight=False))
+    style.say("")
+    summary.show(breakdown, style.console())
     return breakdown
 
 
@@ -128,25 +126,25 @@ def _say_no_steps(run: Path, *, traced: bool, asked: bool) -> None:
     )
     if asked:
         raise ConfigError(what)
-    print(what)
+    style.say(what)
 
 
 def _tell_metrics(run: Path, record: RunRecord) -> None:
     summary = record.summary
     loss = summary["val_loss"]
-    print(
+    style.say(
         f"{run}: policy {summary['policy']}, {summary['steps']} steps in {summary['seconds']:.1f} s, "
         f"{summary['tokens_per_s']:,.0f} tokens/s"
         + (f", validation loss {loss:.4f}" if loss is not None else "")
     )
     show([StatRow(**row) for row in summary["comm"]], sys.stdout, "what rank 0 sent")
     if record.decisions:
-        print()
-        decided.show(record.decisions, Console(highlight=False))
+        style.say("")
+        decided.show(record.decisions, style.console())
 
 
 def _tell_trace(path: Path) -> None:
-    whole = json.loads(path.read_text(encoding="utf-8"))
+    whole = read_json(path)
     about = whole["otherData"]
     ranks = len(about["ranks"])
     show(
@@ -155,8 +153,8 @@ def _tell_trace(path: Path) -> None:
         f"what {ranks} rank{'s' * (ranks != 1)} sent, by their traces",
     )
     if about["spans_lost"]:
-        print(f"{about['spans_lost']} spans are not in the traces, which were full")
-    print(f"{path}: open it in https://ui.perfetto.dev or chrome://tracing")
+        style.say(f"{about['spans_lost']} spans are not in the traces, which were full")
+    style.say(f"{path}: open it in https://ui.perfetto.dev or chrome://tracing")
 
 
 def _rows(events: list[dict[str, Any]]) -> list[StatRow]:

@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import NoReturn
 
-from hybridcomp import variables
+from hybridcomp import style, variables
 from hybridcomp.cli.watch import run_and_watch
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab.launch import plain, resolve
@@ -133,10 +133,9 @@ def _start(arguments: argparse.Namespace, argv: list[str]) -> NoReturn:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserved.getsockname()[1])}
         os.set_inheritable(reserved.detach(), True)  # it stays open in mpiexec, which replaces this process
     os.environ.update(variables)
-    print(
+    style.say(
         f"hybridcomp run: {ranks} rank{'s' * (ranks > 1)} on this machine{_said()}",
-        file=sys.stderr,
-        flush=True,
+        sys.stderr,
     )
     _become([*launch, sys.executable, "-m", "hybridcomp", "run", *without_ranks(argv)])
 

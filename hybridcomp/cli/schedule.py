@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from hybridcomp import style
 from hybridcomp.arrays import DType, as_dtype
 from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import writing
 from hybridcomp.lab.rate import Rate
 from hybridcomp.schedules import cuts
 from hybridcomp.schedules.draw import HEADINGS, picture, rows, summarize
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
             raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
     codec, dtype, rate = get_codec(arguments.codec), as_dtype(arguments.dtype), Rate.parse(arguments.rate)
     algorithm, schedules = _built(arguments, codec, dtype)
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _FILE_WIDTH, highlight=False)
+    console = style.console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     for schedule in _wanted(arguments.rank, schedules):
         console.print(f"Rank {schedule.rank}")
         console.print(_table(schedule))
@@ -137,12 +137,9 @@ def main(argv: list[str]) -> int:
     ):
         console.print(line, markup=False, soft_wrap=True)
     if arguments.picture is not None:
-        try:
-            picture(
-                schedules, timeline, f"{title}; {rate}, {arguments.latency * 1e6:g} us", arguments.picture
-            )
-        except OSError as error:
-            raise ConfigError(f"--picture {arguments.picture}: {error.strerror}") from error
+        kind = arguments.picture.suffix.removeprefix(".")
+        with writing(arguments.picture, what="the picture") as file:
+            picture(schedules, timeline, f"{title}; {rate}, {arguments.latency * 1e6:g} us", file, kind)
         console.print(f"  picture: {arguments.picture}", markup=False, soft_wrap=True)
     return 0
 
@@ -196,7 +193,7 @@ def _table(schedule: Schedule) -> Table:
         numeric = heading in ("step", "elements", "channel")
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows(schedule):
-        table.add_row(*map(Text, row))
+        table.add_row(*row)
     return table
 
 

@@ -20,8 +20,10 @@ from rich.progress import (
 )
 from rich.table import Table as RichTable
 
+from hybridcomp import style
 from hybridcomp.cli.terminate import end_on_signals
 from hybridcomp.demo.record import RunRecord
+from hybridcomp.errors import printable
 from hybridcomp.lab import KINDS
 from hybridcomp.study.plan import Run, Study
 from hybridcomp.study.reading import read_study
@@ -68,10 +70,10 @@ class Show:
         self._ended = 0
         self._began = 0.0
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[said]}", markup=False),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=console,
@@ -90,7 +92,9 @@ class Show:
     def begin(self, run: Run) -> None:
         """Start the run's bar."""
         self._began = time.monotonic()
-        self._progress.reset(self._one, total=run.steps, description=run.name, said="starting", visible=True)
+        self._progress.reset(
+            self._one, total=run.steps, description=printable(run.name), said="starting", visible=True
+        )
 
     def update(self, run: Run, record: RunRecord) -> None:
         """Advance the bar."""
@@ -130,7 +134,7 @@ def main(argv: list[str]) -> int:
             raise ModuleNotFoundError(f"No module named {needed!r}", name=needed)
     study = read_study(arguments.study, reduced=arguments.reduced)
     out = arguments.out or Path("runs", "study", study.name + ("-reduced" if arguments.reduced else ""))
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    console = style.console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     if arguments.list:
         _list(console, study, out)
         return 0

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 
-from hybridcomp import variables
+from hybridcomp import style, variables
 from hybridcomp.cli.terminate import end_on_signals
 from hybridcomp.cli.top_tables import about, job_list, job_tables
 from hybridcomp.errors import ConfigError
@@ -75,19 +75,19 @@ def main(argv: list[str]) -> int:
     watcher = Watcher(arguments.folder)
     jobs = watcher.answers()
     found = _named(jobs, arguments.job)
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = style.console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _NO_TERMINAL_WIDTH
     if found is None:
         if arguments.json:
-            print(json.dumps({"jobs": [about(job) for job in jobs]}))
+            style.say(json.dumps({"jobs": [about(job) for job in jobs]}))
         else:
             _print(console, job_list(jobs))
         return 0
     if arguments.once or arguments.json or not console.is_terminal:
         view = _once(watcher, found, interval)
         if arguments.json:
-            print(json.dumps(_plain(view)))
+            style.say(json.dumps(_plain(view)))
         else:
             _print(console, job_tables(view, console.width, None))
         return 0

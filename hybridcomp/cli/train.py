@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from hybridcomp import style
 from hybridcomp.errors import ConfigError, HybridcompError
 from hybridcomp.launcher import LAST_WORDS_SECONDS, abort, check_launcher, inside_mpi
 from hybridcomp.train import launch, start
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _complain(what: str) -> int:
-    print(_PREFIX + what, file=sys.stderr, flush=True)
+    style.say(_PREFIX + what, sys.stderr)
     return _WRONG_INPUT
 
 
@@ -104,6 +105,6 @@ def _abort(comm: MPI.Comm, what: str, code: int) -> NoReturn:
     # Where all fail alike, the first one ends the others before they speak: one message, not one a rank.
     time.sleep(min(comm.rank, 20) * _SECONDS_BETWEEN_RANKS)
     if what:
-        print(what, file=sys.stderr, flush=True)
+        style.say(what, sys.stderr)
     abort(comm, code)
     raise SystemExit(code)

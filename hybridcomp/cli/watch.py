@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
+from hybridcomp import style
 from hybridcomp.launcher import LAST_WORDS_SECONDS, hydra_socket, torchrun_variables
 
 # mpiexec sends a rank's signals to all processes of its group, so the command gets these by itself.
@@ -31,10 +32,9 @@ def run_and_watch(command: list[str]) -> NoReturn:
     if status:
         if -status not in _COMMANDS_OWN:  # one that was asked to end needs no explanation
             how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
-            print(
+            style.say(
                 f"hybridcomp run: rank {torchrun_variables()['RANK']} {how}; ending all ranks",
-                file=sys.stderr,
-                flush=True,
+                sys.stderr,
             )
         status = 128 - status if status < 0 else status
         time.sleep(LAST_WORDS_SECONDS)

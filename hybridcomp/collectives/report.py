@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING
 
+from hybridcomp import style
 from hybridcomp.collectives.stats import StatRow
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE) -> None:
         file.write("".join(f"{line.rstrip()}\n" for line in plain.getvalue().splitlines()))
     told = hint(kept)
     if told is not None:
-        file.write(told + "\n")
+        style.say(told, file)
 
 
 def hint(rows: Iterable[StatRow]) -> str | None:
@@ -91,9 +92,7 @@ def size(nbytes: float) -> str:
 
 
 def _console(file: IO[str]) -> Console:
-    from rich.console import Console  # noqa: PLC0415  (a tenth of the import, for one table at exit)
-
-    console = Console(file=file, highlight=False, markup=False, emoji=False)
+    console = style.console(file)
     console.width = max(console.width, _LEAST_WIDTH) if console.is_terminal else _NO_TERMINAL_WIDTH
     return console
 
@@ -106,7 +105,6 @@ def _print(console: Console, title: str, table: Table) -> None:
 def _table(rows: Sequence[StatRow]) -> Table:
     from rich.box import SIMPLE_HEAD  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
 
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in ("axis", "operation"):
@@ -118,12 +116,12 @@ def _table(rows: Sequence[StatRow]) -> Table:
     shown = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS - 1]
     for row in shown:
         codec = row.codec if row.codec != "none" else "uncompressed"
-        table.add_row(*map(Text, (row.axis, row.op, codec, *_cells(row), row.reason)))
+        table.add_row(row.axis, row.op, codec, *_cells(row), row.reason)
     rest = rows[len(shown) :]
     if rest:
-        table.add_row(*map(Text, ("", f"{len(rest)} kinds more", "", *_cells(_sum(rest)), "")))
+        table.add_row("", f"{len(rest)} kinds more", "", *_cells(_sum(rest)), "")
     table.add_section()
-    table.add_row(*map(Text, ("total", "", "", *_cells(_sum(rows)), "")))
+    table.add_row("total", "", "", *_cells(_sum(rows)), "")
     return table
 
 

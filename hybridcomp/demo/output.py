@@ -15,6 +15,7 @@ from hybridcomp.demo.page import page
 from hybridcomp.demo.picture import draw
 from hybridcomp.demo.report import Report, compare
 from hybridcomp.demo.runner import Outcome
+from hybridcomp.files import write_bytes, write_text
 
 
 def write_report(outcome: Outcome, out: Path) -> Report:
@@ -32,8 +33,8 @@ def write_report(outcome: Outcome, out: Path) -> Report:
         "seconds": outcome.seconds,
         "sentences": [*report.sentences, *outcome.notes],
     }
-    (out / "results.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    write_text(out / "results.json", json.dumps(values, indent=2) + "\n")
     picture = draw(outcome, report)
-    (out / "demo.png").write_bytes(picture)
-    (out / "demo.html").write_text(page(outcome, report, picture, machine), encoding="utf-8")
+    write_bytes(out / "demo.png", picture)
+    write_text(out / "demo.html", page(outcome, report, picture, machine))
     return report

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hybridcomp.demo.record import Follower, RunRecord
 from hybridcomp.errors import HybridcompError
+from hybridcomp.files import Log, read_bytes
 from hybridcomp.lab import Lab
 
 POLL_SECONDS = 0.2
@@ -46,7 +47,7 @@ def train_in(
     """
     follower = Follower(folder / "metrics.jsonl", record)
     log = folder / "log.txt"
-    with log.open("wb") as file:
+    with Log(log) as file:
         process = lab.popen(
             list(command), ppn, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
         )
@@ -57,7 +58,7 @@ def train_in(
             raise
     follower.poll()
     if process.returncode != 0 or not record.summary:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
+        tail = "\n".join(read_bytes(log).decode(errors="replace").splitlines()[-LOG_TAIL_LINES:])
         if not may_fail(tail):
             raise RunFailedError(
                 f"the run {record.name!r} ended with code {process.returncode}; {log} ends with\n{tail}"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from hybridcomp.errors import HybridcompError
+from hybridcomp.files import write_text
 
 
 class LabError(HybridcompError, RuntimeError):
@@ -100,7 +101,7 @@ def write_agent(directory: Path, hosts: list[str], groups: list[str | None]) -> 
         for number, (net, group) in enumerate(zip(hosts, groups, strict=True), 1)
     )
     path = directory / "agent"
-    path.write_text(AGENT.format(cases=cases, nsenter=nsenter(None)[0]), encoding="utf-8")
+    write_text(path, AGENT.format(cases=cases, nsenter=nsenter(None)[0]))
     path.chmod(0o755)
     try:
         subprocess.run([path], capture_output=True, check=False, stdin=subprocess.DEVNULL)

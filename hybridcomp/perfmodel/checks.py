@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import shown
 from hybridcomp.variables import LEAST, MOST
 
 MOST_KEY = 200  # characters
@@ -27,7 +28,7 @@ class Checker:
     def table(self, key: str, table: Any, names: tuple[str, ...], options: tuple[str, ...] = ()) -> None:
         """Check that a value is a table with all of ``names``, and otherwise only ``options``."""
         if not isinstance(table, dict):
-            self.fail(key, f"must be a table of {', '.join(names)}, not {table!r:.40}")
+            self.fail(key, f"must be a table of {', '.join(names)}, not {shown(table)}")
         self.keys(f"{key}.", table, names + options)
         for name in names:
             if name not in table:
@@ -37,13 +38,13 @@ class Checker:
         """Return a number after checking that it lies between two others."""
         good = isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
         if not good:  # NaN compares false
-            self.fail(key, f"must be a number from {least:g} to {most:g}, not {value!r:.40}")
+            self.fail(key, f"must be a number from {least:g} to {most:g}, not {shown(value)}")
         return float(value)
 
     def count(self, key: str, value: Any) -> int:
         """Return a number of hosts or ranks after checking it."""
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_RANKS:
-            self.fail(key, f"must be an integer from 1 to {_MOST_RANKS}, not {value!r:.40}")
+            self.fail(key, f"must be an integer from 1 to {_MOST_RANKS}, not {shown(value)}")
         return value
 
     def keys(self, prefix: str, table: dict[str, Any], allowed: tuple[str, ...]) -> None:

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from hybridcomp import variables
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, printable
+from hybridcomp.files import read_bytes
 from hybridcomp.perfmodel.profile import BUILT_IN, MAX_BYTES, Profile, Tier
 
 
@@ -35,17 +36,12 @@ def load_profile(path: str | os.PathLike[str] | None = None) -> Profile:
     """
     named = path or variables.PROFILE.read()
     place = Path(named) if named else wanted_path()
-    try:
-        with place.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
+    if not os.path.lexists(place):
         if not named:
             return _built_in()
         told = "" if path else f"; {variables.PROFILE} names it"
-        raise ConfigError(f"profile {place} does not exist{told}") from None
-    except OSError as error:
-        raise ConfigError(f"cannot read profile {place}: {error.strerror}") from error
-    return Profile.from_bytes(data, str(place))
+        raise ConfigError(f"profile {printable(place)} does not exist{told}")
+    return Profile.from_bytes(read_bytes(place, what="profile", most=MAX_BYTES), str(place))
 
 
 def _built_in() -> Profile:

@@ -48,15 +48,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hybridcomp.codecs import Codec, get_codec
-from hybridcomp.errors import ConfigError
-from hybridcomp.files import write_whole
+from hybridcomp.errors import ConfigError, printable
+from hybridcomp.files import decoded, parse_toml, shown, write_bytes
 from hybridcomp.perfmodel.checks import MOST_KEY, Checker
 from hybridcomp.perfmodel.curves import OPERATIONS, Curve, MpiCurves
 
@@ -228,12 +227,7 @@ class Profile:
         Raises:
             ConfigError: the file cannot be written.
         """
-        data = self.to_bytes() + others.encode()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, data)
-        except OSError as error:
-            raise ConfigError(f"cannot write profile {path}: {error.strerror}") from error
+        write_bytes(path, self.to_bytes() + others.encode(), what="profile")
 
 
 def parse_document(data: bytes, name: str) -> dict[str, Any]:
@@ -242,12 +236,10 @@ def parse_document(data: bytes, name: str) -> dict[str, Any]:
     Raises:
         ConfigError: the text is longer than :data:`MAX_BYTES`, or no TOML.
     """
+    called = f"profile {printable(name)}"
     if len(data) > MAX_BYTES:
-        raise ConfigError(f"profile {name}: more than {MAX_BYTES} bytes")
-    try:
-        return tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, too long a number, nested too deep
-        raise ConfigError(f"profile {name}: not TOML: {error}") from error
+        raise ConfigError(f"{called}: more than {MAX_BYTES} bytes")
+    return parse_toml(decoded(data, called), called)
 
 
 def _lines(values: Tier | Speed | Curve) -> list[str]:
@@ -265,7 +257,8 @@ class _Reader(Checker):
         version = document.get("version")
         if isinstance(version, bool) or version != VERSION:
             self.fail(
-                "version", f"must be {VERSION}, not {version!r}; `hybridcomp doctor --calibrate` writes one"
+                "version",
+                f"must be {VERSION}, not {shown(version)}; `hybridcomp doctor --calibrate` writes one",
             )
         tiers = {
             key: Tier(**self.numbers(key, document[key], _TIER_KEYS, _TIER_OPTIONS))
@@ -288,7 +281,7 @@ class _Reader(Checker):
 
     def _mpi(self, table: Any) -> MpiCurves:
         if not isinstance(table, dict):
-            self.fail("mpi", f"must be a table of hosts, ranks and operations, not {table!r:.40}")
+            self.fail("mpi", f"must be a table of hosts, ranks and operations, not {shown(table)}")
         self.keys("mpi.", table, ("hosts", "ranks", *OPERATIONS))
         hosts, ranks = (self.count(f"mpi.{key}", table.get(key)) for key in ("hosts", "ranks"))
         if hosts > ranks:
@@ -309,7 +302,7 @@ class _Reader(Checker):
 
     def _codecs(self, tables: Any) -> dict[str, Speed]:
         if not isinstance(tables, dict):
-            self.fail("codecs", f"must be tables by spec, not {tables!r:.40}")
+            self.fail("codecs", f"must be tables by spec, not {shown(tables)}")
         if len(tables) > _MOST_CODECS:
             self.fail("codecs", f"must be at most {_MOST_CODECS}, not {len(tables)}")
         found: dict[str, Speed] = {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import shown
 
 OPERATIONS = (
     "embedding",
@@ -188,7 +189,7 @@ def read_compute(document: Mapping[str, Any], name: str) -> Fitted | Datasheet |
     if section is None:
         return None
     if not isinstance(section, dict):
-        raise ConfigError(f"{name}: compute must be a table, not {section!r:.40}")
+        raise ConfigError(f"{name}: compute must be a table, not {shown(section)}")
     if "flops" in section:
         return _datasheet(section, name)
     rows: dict[str, tuple[float, float, float]] = {}
@@ -199,7 +200,7 @@ def read_compute(document: Mapping[str, Any], name: str) -> Fitted | Datasheet |
         row = section.get(key, list(OVERHEADS[key]) if key in OVERHEADS else None)
         if not isinstance(row, list) or len(row) != len(FEATURES) or not all(map(_natural, row)):
             raise ConfigError(
-                f"{name}: compute.{key} must be three numbers that are not negative, not {row!r:.60}"
+                f"{name}: compute.{key} must be three numbers that are not negative, not {shown(row)}"
             )
         rows[key] = (float(row[0]), float(row[1]), float(row[2]))
     half = section.get("half", 1.0)
@@ -215,7 +216,7 @@ def _datasheet(section: Mapping[str, Any], name: str) -> Datasheet:
             raise ConfigError(f"{name}: compute.{key!s:.40} is unknown; allowed: {', '.join(known)}")
         if not _natural(value):
             raise ConfigError(
-                f"{name}: compute.{key} must be a number that is not negative, not {value!r:.40}"
+                f"{name}: compute.{key} must be a number that is not negative, not {shown(value)}"
             )
     if "bandwidth" not in section:
         raise ConfigError(f"{name}: compute.bandwidth is missing: bytes/s of the device's memory")

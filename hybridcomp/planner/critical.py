@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp import trace
-from hybridcomp.errors import ConfigError
 from hybridcomp.planner.step.replay import Span
 
 _SAME = 1e-9  # seconds between two events that count as one
@@ -68,10 +67,6 @@ def write_trace(spans: Sequence[Span], path: Path, about: dict[str, Any]) -> Non
     Raises:
         ConfigError: the file cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write the trace {path}: {error.strerror}") from error
     trace.write_events(path, _events(spans), about)
 
 

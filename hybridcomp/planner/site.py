@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import read_bytes, shown
 from hybridcomp.perfmodel import Profile
 from hybridcomp.perfmodel.profile import MAX_BYTES, parse_document
 from hybridcomp.planner.cluster import Cluster
@@ -50,7 +50,7 @@ def read_site(
     Raises:
         ConfigError: the file is wrong (names it, the key and what is allowed), or is for other machines.
     """
-    document = _parsed(path)
+    document = parse_document(read_bytes(path, what="the profile", most=MAX_BYTES), path)
     compute = read_compute(document, path)
     profile = Profile.from_document(document, path)
     if compute is None:
@@ -60,7 +60,7 @@ def read_site(
         )
     section = document.get("cluster", {})
     if not isinstance(section, dict):
-        _fail(path, "cluster", f"must be a table of {', '.join(_COUNTS)}, not {section!r:.40}")
+        _fail(path, "cluster", f"must be a table of {', '.join(_COUNTS)}, not {shown(section)}")
     known = _section(path, section)
     given = {"hosts": hosts, "ranks_per_host": ranks_per_host}
     flags = {"hosts": "--hosts", "ranks_per_host": "--ppn"}
@@ -90,28 +90,19 @@ def read_site(
     )
 
 
-def _parsed(path: str) -> dict[str, Any]:
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read the profile {path}: {error.strerror}") from error
-    return parse_document(data, path)
-
-
 def _section(path: str, section: Mapping[str, Any]) -> dict[str, Any]:
     """Check the section ``[cluster]``."""
     for key, value in section.items():
         name = f"cluster.{key[:40]}"
         if key in _COUNTS:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-                _fail(path, name, f"must be an integer from 1 to {_MOST}, not {value!r:.40}")
+                _fail(path, name, f"must be an integer from 1 to {_MOST}, not {shown(value)}")
         elif key in _AMOUNTS:
             if not _positive(value):
-                _fail(path, name, f"must be a number above 0, not {value!r:.40}")
+                _fail(path, name, f"must be a number above 0, not {shown(value)}")
         elif key in _LISTS:
             if not isinstance(value, list) or not all(map(_positive, value)):
-                _fail(path, name, f"must be a list of numbers above 0, one for each host, not {value!r:.40}")
+                _fail(path, name, f"must be a list of numbers above 0, one for each host, not {shown(value)}")
             if len(value) != section.get("hosts"):
                 _fail(path, name, f"has {len(value)} numbers for {section.get('hosts', 'no')} hosts")
         else:

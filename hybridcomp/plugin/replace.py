@@ -103,7 +103,9 @@ def _say(backend: str, rank: int) -> None:
     if not _said and rank == 0:
         _said = True
         name = "torch's default backend" if backend == "undefined" else backend
-        print(
+        from hybridcomp.style import say  # noqa: PLC0415  (importing torch is not to wait for it)
+
+        say(
             f"hybridcomp: makes the groups of {name} ({REPLACE}={','.join(sorted(REPLACE.read()))})",
-            file=sys.stderr,
+            sys.stderr,
         )

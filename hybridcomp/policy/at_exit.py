@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from hybridcomp.errors import PolicyError
-from hybridcomp.files import write_whole
+from hybridcomp.errors import PolicyError, printable
+from hybridcomp.files import tell_failure, write_text
 
 Source = TypeVar("Source")
 
@@ -18,7 +18,7 @@ class FilesAtExit(Generic[Source]):
     """Files that this process writes as it ends.
 
     Args:
-        what: action in an error's sentence: ``"freeze choices"``.
+        what: contents of the files, for errors: ``"the choices"``.
         text: function that makes a file's text of its sources; ``""`` for no file.
     """
 
@@ -35,10 +35,12 @@ class FilesAtExit(Generic[Source]):
         """
         file = Path(path).absolute()
         if not file.parent.is_dir() or file.is_dir():
-            raise PolicyError(f"cannot {self._what} to {path}: it is no file of a folder that exists")
+            raise PolicyError(
+                f"cannot write {self._what} to {printable(path)}: it is no file of a folder that exists"
+            )
         with self._lock:
             if not self._sources:
-                atexit.register(self.write)
+                atexit.register(tell_failure, self.write)
             self._sources.setdefault(file, []).append(source)
 
     def write(self) -> None:
@@ -50,10 +52,5 @@ class FilesAtExit(Generic[Source]):
         with self._lock:
             sources = {path: list(found) for path, found in self._sources.items()}
         for path, found in sources.items():
-            text = self._text(found)
-            if not text:
-                continue
-            try:
-                write_whole(path, text.encode())
-            except OSError as error:
-                raise PolicyError(f"cannot {self._what} to {path}: {error.strerror}") from error
+            if text := self._text(found):
+                write_text(path, text, what=self._what, error=PolicyError)

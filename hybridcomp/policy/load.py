@@ -11,6 +11,7 @@ from pathlib import Path
 from hybridcomp import variables
 from hybridcomp.codecs import Codec, get_codec, names
 from hybridcomp.errors import PolicyError, UnknownCodecError
+from hybridcomp.files import read_text
 from hybridcomp.perfmodel import wanted_path
 from hybridcomp.policy.auto.spec import NAME as AUTO
 from hybridcomp.policy.auto.spec import parse_spec
@@ -45,10 +46,7 @@ def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
         return frozen_to(Policy(text, Rule(exclude=_EXCLUDED), auto=parse_spec(text)))
     path = Path(text)
     if path.suffix == ".toml" or path.is_file():
-        try:
-            content = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise PolicyError(f"cannot read policy file {text}: {error}") from error
+        content = read_text(path, what="policy file", error=PolicyError)
         return frozen_to(parse_policy(content, text))
     try:
         return load_policy(get_codec(text))

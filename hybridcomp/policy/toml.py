@@ -42,11 +42,11 @@ from __future__ import annotations
 
 import operator
 import re
-import tomllib
 from typing import Any, NoReturn
 
 from hybridcomp.codecs import Codec, get_codec, parse_form
-from hybridcomp.errors import PolicyError
+from hybridcomp.errors import PolicyError, printable
+from hybridcomp.files import parse_toml, shown
 from hybridcomp.policy.adapt.spec import Adapt, parse_adapt
 from hybridcomp.policy.auto.freeze import read_auto
 from hybridcomp.policy.auto.spec import NAME as AUTO
@@ -89,31 +89,13 @@ def parse_policy(text: str, name: str, *, preset: bool = False) -> Policy:
     Raises:
         PolicyError: the text is wrong; names the file, line and key.
     """
+    document = parse_toml(text, printable(name), error=PolicyError)
     try:
-        return _Reader(text, name).policy(tomllib.loads(text), preset)
-    except RecursionError:
-        raise PolicyError(f"{name}: its values are nested too deep") from None
+        return _Reader(text, name).policy(document, preset)
     except PolicyError:
         raise
-    except ValueError as error:  # also for an integer of thousands of digits
-        raise PolicyError(f"{name}: {_with_line(str(error), text)}") from error
-
-
-def _with_line(message: str, text: str) -> str:
-    if message.endswith(" (at end of document)"):
-        lines = text.splitlines() or [""]
-        return (
-            f"line {len(lines)}, column {len(lines[-1]) + 1}: {message.removesuffix(' (at end of document)')}"
-        )
-    found = re.search(r"^(.*) \(at line (\d+), column (\d+)\)$", message)
-    return f"line {found[2]}, column {found[3]}: {found[1]}" if found else message
-
-
-def _shown(value: Any) -> str:
-    """Write out a value; Python refuses to for integers of thousands of digits."""
-    if isinstance(value, int) and abs(value) > _MOST:
-        return f"one of {value.bit_length()} bits"
-    return repr(value)
+    except ValueError as error:
+        raise PolicyError(f"{printable(name)}: {error}") from error
 
 
 class _Reader:
@@ -144,7 +126,7 @@ class _Reader:
 
     def _auto(self, table: Any) -> Auto:
         if not isinstance(table, dict):
-            self._fail(None, AUTO, f"{AUTO} must be a section, not {_shown(table)}")
+            self._fail(None, AUTO, f"{AUTO} must be a section, not {shown(table)}")
         try:
             return read_auto(table)
         except ValueError as error:
@@ -158,7 +140,7 @@ class _Reader:
     def _flag(self, table: dict[str, Any], key: str, section: str | None, entry: str | None = None) -> bool:
         value = table.get(key, False)
         if not isinstance(value, bool):
-            self._fail(section, entry or key, f"{key} must be true or false, not {value!r}")
+            self._fail(section, entry or key, f"{key} must be true or false, not {shown(value)}")
         return value
 
     def _axis(self, axis: str, table: dict[str, Any]) -> tuple[Rule, dict[str, Rule]]:
@@ -184,7 +166,7 @@ class _Reader:
                     section, entry or key, f"{key} stands in an entry {' or '.join(where)} of an axis only"
                 )
         if table.get("only", _ONLY[0]) not in _ONLY:
-            what = f"only must be {' or '.join(map(repr, _ONLY))}, not {table['only']!r}"
+            what = f"only must be {' or '.join(map(repr, _ONLY))}, not {shown(table['only'])}"
             self._fail(section, entry or "only", what)
         for key in ("warmup_steps", "min_bytes", "stages", "from_layer"):
             value = table.get(key, 0)
@@ -192,14 +174,16 @@ class _Reader:
                 self._fail(
                     section,
                     entry or key,
-                    f"{key} must be an integer from 0 to 2**63 - 1, not {_shown(value)}",
+                    f"{key} must be an integer from 0 to 2**63 - 1, not {shown(value)}",
                 )
         feedback = self._feedback(table.get("feedback"), section, entry)
         exclude = table.get("exclude")
         if exclude is not None and not (
             isinstance(exclude, list) and all(isinstance(e, str) for e in exclude)
         ):
-            self._fail(section, entry or "exclude", f"exclude must be a list of patterns, not {exclude!r}")
+            self._fail(
+                section, entry or "exclude", f"exclude must be a list of patterns, not {shown(exclude)}"
+            )
         codecs = self._codecs(table["codec"], section, entry) if "codec" in table else None
         steps = self._steps(table.get("steps", {}), section, entry)
         for codec in (*(codecs or ()), *(codec for _, found in steps for codec in found)):
@@ -230,14 +214,14 @@ class _Reader:
         operations = [entry] if entry in ALGORITHMS else list(ALGORITHMS)
         known = list(dict.fromkeys(name for op in operations for name in ALGORITHMS[op]))
         if value is not None and value not in known:
-            what = f"algorithm must be one of {', '.join(known)}, not {_shown(value)}"
+            what = f"algorithm must be one of {', '.join(known)}, not {shown(value)}"
             self._fail(section, entry or "algorithm", what)
         return None if value is None else str(value)
 
     def _steps(self, table: Any, section: str | None, entry: str | None) -> tuple[tuple[int, Codecs], ...]:
         """Return the codecs from each step on, ascending."""
         if not isinstance(table, dict) or not all(key.isdecimal() and int(key) <= _MOST for key in table):
-            what = f'steps must be a table of steps of training and codecs, {{ 100 = "int4" }}, not {table!r}'
+            what = f'steps must be a table of steps of training and codecs, {{ 100 = "int4" }}, not {shown(table)}'
             self._fail(section, entry or "steps", what)
         found = {int(key): self._codecs(value, section, entry) for key, value in table.items()}
         return tuple(sorted(found.items(), key=operator.itemgetter(0)))
@@ -268,13 +252,15 @@ class _Reader:
         try:
             return parse_form(value).spec
         except ValueError as error:
-            self._fail(section, entry or "feedback", f"feedback {value!r}: {error}", error)
+            self._fail(section, entry or "feedback", f"feedback {shown(value)}: {error}", error)
 
     def _codecs(self, value: Any, section: str | None, entry: str | None) -> tuple[Codec, ...]:
         specs = value if isinstance(value, list) else [value]
         if not specs or not all(isinstance(s, str) for s in specs):
             self._fail(
-                section, entry or "codec", f"codec must be a spec string or a list of them, not {value!r}"
+                section,
+                entry or "codec",
+                f"codec must be a spec string or a list of them, not {shown(value)}",
             )
         try:
             return tuple(get_codec(s) for s in specs)
@@ -283,7 +269,9 @@ class _Reader:
 
     def _fail(self, section: str | None, key: str, what: str, cause: Exception | None = None) -> NoReturn:
         where = f"{section}.{key}" if section else key
-        raise PolicyError(f"{self._name}: line {self._line(section, key)}, key {where}: {what}") from cause
+        raise PolicyError(
+            f"{printable(self._name)}: line {self._line(section, key)}, key {printable(where)}: {what}"
+        ) from cause
 
     def _line(self, section: str | None, key: str | None) -> int:
         """Return the line of a section's header, or of a key within it (dotted and quoted forms included)."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hybridcomp.schedules.faults import describe, words
 from hybridcomp.schedules.proofs.order import Order
@@ -90,14 +89,17 @@ def summarize(schedules: Sequence[Schedule], message_bytes: Callable[[Slot, int]
     )
 
 
-def picture(schedules: Sequence[Schedule], timeline: Timeline, title: str, path: Path) -> None:
+def picture(
+    schedules: Sequence[Schedule], timeline: Timeline, title: str, file: IO[bytes], kind: str
+) -> None:
     """Draw the times of steps: for each rank a row for its computing, and one for its sends.
 
     Args:
         schedules: schedules of all ranks.
         timeline: times from :func:`~hybridcomp.schedules.simulate.simulate`.
         title: title above the picture.
-        path: file to write, whose suffix gives the format.
+        file: file to write to.
+        kind: format of the picture: ``png``, ``svg``.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -139,7 +141,7 @@ def picture(schedules: Sequence[Schedule], timeline: Timeline, title: str, path:
         figure.legend(
             handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=9
         )
-    figure.savefig(path)
+    figure.savefig(file, format=kind)
 
 
 def _lanes(axes: Any, schedule: Schedule, timeline: Timeline, scale: float) -> dict[_Style, None]:

@@ -44,7 +44,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from hybridcomp.errors import ConfigError, HybridcompError
+from hybridcomp.errors import ConfigError, HybridcompError, printable
+from hybridcomp.files import parse_toml, read_text, shown
 from hybridcomp.lab import Rate
 from hybridcomp.lab.hosts import cores_of
 from hybridcomp.policy.load import PRESETS, load_policy
@@ -52,7 +53,7 @@ from hybridcomp.policy.toml import parse_policy
 from hybridcomp.study.plan import Expectation, Kind, Loss, Speed, Study, Variant
 from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import AXES, TrainConfig
-from hybridcomp.train.reading import fail, fields_of, parse_toml, read_text
+from hybridcomp.train.reading import fail, fields_of
 
 _TOP: dict[str, type] = {"title": str, "about": str, "hosts": int, "ppn": int, "baseline": str}
 _TABLES: dict[str, type] = {
@@ -79,7 +80,7 @@ def read_study(path: str | Path, *, reduced: bool = False) -> Study:
         ConfigError: the study is wrong; names the file, and the line and key where it is one key that is wrong.
         PolicyError: a policy is wrong; names it, and the line in it.
     """
-    text = read_text(str(path))
+    text = read_text(path, what="the study")
     document = parse_toml(text, str(path))
     changes = document.pop("reduced", None)
     reader = _Reader(str(path), text)
@@ -87,7 +88,12 @@ def read_study(path: str | Path, *, reduced: bool = False) -> Study:
         if not isinstance(changes, dict):
             reader.fail("reduced", "there is no table [reduced], which says what --reduced changes")
         document = _merged(document, changes)
-    return reader.study(document)
+    try:
+        return reader.study(document)
+    except HybridcompError as error:  # of a value: a rate, a codec, a policy's text
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{printable(path)}: {error}") from error
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +156,7 @@ class _Reader:
                     dict: f"a table: [{key}]",
                     list: f"tables: [[{key}]]",
                 }
-                self.fail(key, f"must be {words[kind]}, not {value!r}")
+                self.fail(key, f"must be {words[kind]}, not {shown(value)}")
 
     def _fields(self, table: Mapping[str, Any]) -> dict[str, Any]:
         for key in ("out", "resume"):
@@ -162,7 +168,7 @@ class _Reader:
         policies = document.get("policies", {})
         for name, text in policies.items():
             if not isinstance(text, str):
-                self.fail(name, f"must be the text of a policy, not {text!r}")
+                self.fail(name, f"must be the text of a policy, not {shown(text)}")
             if name in PRESETS:
                 self.fail(name, "is a preset's name; give this policy another")
             parse_policy(text, f"{self._path}: policy {name}")
@@ -171,7 +177,7 @@ class _Reader:
     def _grid(self, table: Mapping[str, Any]) -> list[Variant]:
         for key, values in table.items():
             if not isinstance(values, list) or not values:
-                self.fail(key, f"must be a list of values to run, not {values!r}")
+                self.fail(key, f"must be a list of values to run, not {shown(values)}")
         told = [key for key, values in table.items() if len(values) > 1] or list(table)[:1]
         variants = []
         for values in itertools.product(*table.values()) if table else ():
@@ -187,7 +193,7 @@ class _Reader:
             if not isinstance(name, str) or not name:
                 self.fail("variants", "each of the [[variants]] has a name")
             if not isinstance(parts, list) or not parts or not set(parts) <= set(_PARTS):
-                self.fail("parts", f"must be a list of {' and '.join(_PARTS)}, not {parts!r}")
+                self.fail("parts", f"must be a list of {' and '.join(_PARTS)}, not {shown(parts)}")
             variants.append(Variant(name, self._fields(given), parts=tuple(parts)))
         return variants
 
@@ -202,7 +208,7 @@ class _Reader:
         for place, text in places.items():
             if not isinstance(text, str) or "CODEC" not in text:
                 self.fail(
-                    place, f"must be the text of a policy with CODEC where the codec goes, not {text!r}"
+                    place, f"must be the text of a policy with CODEC where the codec goes, not {shown(text)}"
                 )
             for codec in codecs:
                 name = f"{place} {codec}"
@@ -217,7 +223,7 @@ class _Reader:
         given = dict(table)
         seeds = given.pop("seeds", [1])
         if not isinstance(seeds, list) or not seeds or not all(type(seed) is int for seed in seeds):
-            self.fail("seeds", f"must be a list of integers, not {seeds!r}")
+            self.fail("seeds", f"must be a list of integers, not {shown(seeds)}")
         return Loss(tuple(dict.fromkeys(seeds)), self._fields(given))
 
     def _speed(self, table: dict[str, Any] | None) -> Speed | None:
@@ -227,16 +233,16 @@ class _Reader:
         rates, rounds = given.pop("rates", ["none"]), given.pop("rounds", 3)
         cores = given.pop("cores", None)
         if not isinstance(rates, list) or not rates:
-            self.fail("rates", f"must be a list of rates, not {rates!r}")
+            self.fail("rates", f"must be a list of rates, not {shown(rates)}")
         if type(rounds) is not int or rounds < 1:
-            self.fail("rounds", f"must be a positive integer, not {rounds!r}")
+            self.fail("rounds", f"must be a positive integer, not {shown(rounds)}")
         try:
             parsed = tuple(str(Rate.parse(str(rate))) for rate in rates)
         except ConfigError as error:
             self.fail("rates", str(error))
         if cores is not None and not isinstance(cores, str):
             self.fail(
-                "cores", f"must be a text such as '0.5,0.5,0.25', a number for each host, not {cores!r}"
+                "cores", f"must be a text such as '0.5,0.5,0.25', a number for each host, not {shown(cores)}"
             )
         return Speed(parsed, rounds, self._fields(given), cores)
 
@@ -247,7 +253,7 @@ class _Reader:
             self.fail("expect", f"each [[expect]] has one of {', '.join(_KINDS)}")
         names = given.pop(kinds[0])
         if not isinstance(names, list) or len(names) != 2 or not all(isinstance(n, str) for n in names):
-            self.fail(kinds[0], f"must be two names of variants, the better one first, not {names!r}")
+            self.fail(kinds[0], f"must be two names of variants, the better one first, not {shown(names)}")
         wrong = sorted(set(given) - {"rate", "axis", "by"})
         if wrong:
             self.fail(wrong[0], f"unknown key {wrong[0]!r} of [[expect]]; allowed: rate, axis, by")
@@ -287,9 +293,9 @@ class _Reader:
             study.speed is None or expectation.rate not in study.speed.rates
         ):
             rates = ", ".join(study.speed.rates) if study.speed else ""
-            self.fail(expectation.kind, f"rate must be one of {rates}, not {expectation.rate!r}")
+            self.fail(expectation.kind, f"rate must be one of {rates}, not {shown(expectation.rate)}")
         if expectation.axis is not None and expectation.axis not in AXES:
-            self.fail("axis", f"must be one of {', '.join(AXES)}, not {expectation.axis!r}")
+            self.fail("axis", f"must be one of {', '.join(AXES)}, not {shown(expectation.axis)}")
 
     def _check_run(self, study: Study, fields: Mapping[str, Any], name: str) -> None:
         config = TrainConfig(**fields)

@@ -14,6 +14,7 @@ from typing import Any
 
 from hybridcomp import style
 from hybridcomp.demo.machine import facts
+from hybridcomp.files import write_bytes, write_text
 from hybridcomp.study.pictures import bits_per_value, pictures
 from hybridcomp.study.results import Results
 from hybridcomp.study.tables import tables
@@ -38,18 +39,17 @@ def write_report(results: Results, folder: Path) -> Path:
         The path of the page.
 
     Raises:
-        OSError: the folder cannot be written to.
+        ConfigError: the folder cannot be written to.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     machine = facts(results.kind)
     values = as_json(results) | {"machine": machine}
-    (folder / "results.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(markdown(results), encoding="utf-8")
+    write_text(folder / "results.json", json.dumps(values, indent=1) + "\n")
+    write_text(folder / "report.md", markdown(results))
     drawn = pictures(results)
     for name, picture in drawn.items():
-        (folder / f"{name}.png").write_bytes(picture)
+        write_bytes(folder / f"{name}.png", picture)
     page = folder / "report.html"
-    page.write_text(_page(results, drawn, machine), encoding="utf-8")
+    write_text(page, _page(results, drawn, machine))
     return page
 
 

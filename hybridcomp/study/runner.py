@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -15,7 +14,8 @@ from typing import Any, Protocol
 from hybridcomp import __version__
 from hybridcomp.demo.record import Follower, RunRecord
 from hybridcomp.demo.training import train_in
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, printable
+from hybridcomp.files import checked, read_json, write_text
 from hybridcomp.lab import Lab
 from hybridcomp.policy.load import default_policy, load_policy
 from hybridcomp.policy.toml import parse_policy
@@ -24,6 +24,7 @@ from hybridcomp.study.plan import Run, Study
 RECORD = "run.json"
 BEGUN = "begun.json"
 METRICS = "metrics.jsonl"
+_RECORD = {"identity": dict, "command": str, "kind": str, "diverged": bool}
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,11 @@ def run_study(
         RunFailedError: a run failed, other than by a loss that diverged.
         ConfigError: the folder cannot be written to.
     """
+    policies = _write_policies(study, out / "policies")
     try:
-        policies = _write_policies(study, out / "policies")
         (out / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot write to {out}: {error.strerror}") from error
+        raise ConfigError(f"cannot write to {printable(out)}: {error.strerror}") from error
     ended: dict[str, Done] = {}
     runs = study.runs(part)
     for run in runs:
@@ -111,12 +112,11 @@ def find_runs(study: Study, out: Path) -> list[Done]:
 
 def _write_policies(study: Study, folder: Path) -> dict[str, Path]:
     """Write the study's own policies to files, for the trainer to read."""
-    folder.mkdir(parents=True, exist_ok=True)
     files = {}
     for number, (name, text) in enumerate(study.policies.items()):
         safe = "".join(c if c.isalnum() or c in ".=-" else "_" for c in name)
         files[name] = folder / f"{number:02}-{safe}.toml"
-        files[name].write_text(f"# {name}\n{text.rstrip()}\n", encoding="utf-8")
+        write_text(files[name], f"# {printable(name)}\n{text.rstrip()}\n")
     return files
 
 
@@ -142,15 +142,15 @@ def _identity(study: Study, run: Run) -> dict[str, Any]:
 def _find(study: Study, run: Run, out: Path) -> Done | None:
     """Return the run, if an earlier call has finished it."""
     folder = out / "runs" / run.folder
-    try:
-        kept = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if not isinstance(kept, dict) or kept.get("identity") != _identity(study, run):
-        return None
     record = RunRecord(run.name)
-    Follower(folder / METRICS, record).poll()
-    if not record.summary and not kept["diverged"]:
+    try:
+        kept = checked(read_json(folder / RECORD), _RECORD, str(folder / RECORD))
+        if kept["identity"] != _identity(study, run):
+            return None
+        Follower(folder / METRICS, record).poll()
+    except ConfigError:
+        return None  # damaged, or not there
+    if not (record.start and record.summary) and not kept["diverged"]:
         return None
     return Done(run, record, kept["command"], kept["kind"])
 
@@ -159,8 +159,7 @@ def _run(study: Study, run: Run, lab: Lab, out: Path, policies: Mapping[str, Pat
     folder = out / "runs" / run.folder
     identity = _identity(study, run)
     _forget(folder, identity)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / BEGUN).write_text(json.dumps(identity) + "\n", encoding="utf-8")
+    write_text(folder / BEGUN, json.dumps(identity) + "\n")
     command = run.command(folder, policies)
     record = RunRecord(run.name)
     train_in(
@@ -189,9 +188,7 @@ def _run(study: Study, run: Run, lab: Lab, out: Path, policies: Mapping[str, Pat
     )
     done = Done(run, record, shown, lab.kind)
     kept = {"identity": identity, "command": shown, "kind": lab.kind, "diverged": done.diverged}
-    beside = folder / (RECORD + ".partial")
-    beside.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, folder / RECORD)
+    write_text(folder / RECORD, json.dumps(kept, indent=2) + "\n")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the run has ended
     return done
 
@@ -199,8 +196,8 @@ def _run(study: Study, run: Run, lab: Lab, out: Path, policies: Mapping[str, Pat
 def _forget(folder: Path, identity: Mapping[str, Any]) -> None:
     """Remove what an earlier call left of the run, except for checkpoints of the same run to go on from."""
     try:
-        same = json.loads((folder / BEGUN).read_text(encoding="utf-8")) == identity
-    except (OSError, ValueError):
+        same = read_json(folder / BEGUN) == identity
+    except ConfigError:
         same = False
     if not (same and any((folder / "checkpoints").glob("step-*"))):
         (folder / METRICS).unlink(missing_ok=True)

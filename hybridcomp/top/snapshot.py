@@ -13,6 +13,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from hybridcomp.errors import printable
+
 MOST_BYTES = 1 << 18  # bytes of a file, at most
 MOST_ENTRIES = 1024  # entries of a list, at most
 _MOST_TEXT = 256
@@ -198,8 +200,3 @@ def _checked(kind: Any, given: Any, name: str) -> Any:
             return tuple(_built(element, one) for one in given)
         return tuple(_checked(element, one, name) for one in given)
     raise ValueError(f"{name} is not what it should be")
-
-
-def printable(text: str) -> str:
-    """Return a text with a question mark in place of each character that a terminal would not print as it is."""
-    return "".join(c if c.isprintable() else "?" for c in text)

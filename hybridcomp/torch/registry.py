@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hybridcomp import trace, variables
+from hybridcomp import style, trace, variables
 from hybridcomp.collectives import StatRow, merge
 from hybridcomp.collectives.report import hint, show
 from hybridcomp.collectives.stats import since
@@ -175,7 +175,7 @@ class Registry:
         if wanted or any(row.codec != "none" for row in rows):
             show(rows, sys.stderr)
         elif told := hint(rows):
-            print(told, file=sys.stderr)
+            style.say(told, sys.stderr)
 
 
 registry = Registry()

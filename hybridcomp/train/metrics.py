@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,43 +14,72 @@ import torch
 from torch import Tensor
 
 import hybridcomp.torch as hct
+from hybridcomp import style
+from hybridcomp.errors import ConfigError, printable
+from hybridcomp.files import Log, parse_line, read_bytes, set_aside
+
+_LINE = {"kind": str, "step?": float}
 
 
 class MetricsFile:
     """File ``metrics.jsonl``; one object per line, written out at once.
 
+    A run that goes on never stops for what an earlier one left there: damaged lines are left out, with a warning, and
+    the damaged file is kept beside.
+
     Args:
         path: path of the file.
         resumed_at: step that the run goes on from: lines of later steps are dropped. None starts the file
             anew.
+
+    Raises:
+        ConfigError: the file cannot be written.
     """
 
     def __init__(self, path: Path, resumed_at: int | None) -> None:
-        kept = "" if resumed_at is None or not path.exists() else _until(path, resumed_at)
-        beside = path.with_suffix(".partial")
-        beside.write_text(kept, encoding="utf-8")
-        os.replace(beside, path)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        kept = b""
+        if resumed_at is not None and os.path.lexists(path):
+            kept, wrong = _until(path, resumed_at)
+            if wrong:
+                aside = set_aside(path)
+                more = f", and {len(wrong) - 1} lines more" if len(wrong) > 1 else ""
+                style.say(f"hybridcomp train: warning: {wrong[0]}{more}: now {aside}", sys.stderr)
+        self._file = Log(path, kept)
 
     def write(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Append one line of ``kind``."""
-        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+        """Append one line of ``kind``.
+
+        Raises:
+            ConfigError: the disk is full, say.
+        """
+        self._file.append(json.dumps({"kind": kind, **values}) + "\n")
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def _until(path: Path, step: int) -> str:
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+def _until(path: Path, step: int) -> tuple[bytes, list[str]]:
+    """Return the lines up to a step, and what is wrong with others, or with the file."""
+    try:
+        data = read_bytes(path)
+    except ConfigError as error:
+        return b"", [str(error)]
+    kept, wrong = [], []
+    name = printable(path)
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            entry = json.loads(line)
-        except ValueError:
-            continue  # a killed run left the line half written
-        if entry["kind"] != "summary" and entry.get("step", 0) <= step:
-            kept.append(line + "\n")
-    return "".join(kept)
+            entry = parse_line(line, name, number, _LINE)
+        except ConfigError as error:
+            if number < len(lines):  # a run that was killed left the last one half written
+                wrong.append(str(error))
+        else:
+            if entry["kind"] != "summary" and entry.get("step", 0) <= step:
+                kept.append(line + b"\n")
+    return b"".join(kept), wrong
 
 
 def local_traffic(axes: Sequence[str]) -> Tensor:

@@ -6,11 +6,11 @@ import sys
 import time
 from collections.abc import Mapping
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from hybridcomp import variables
+from hybridcomp import style, variables
+from hybridcomp.errors import printable
 
 _REFRESH_SECONDS = 0.2
 
@@ -34,9 +34,7 @@ class Progress:
 
     def __init__(self, steps: int, every: int) -> None:
         columns = variables.TERMINAL.read()
-        self._console = (
-            Console(highlight=False) if columns is None else Console(force_terminal=True, width=columns)
-        )
+        self._console = style.console() if columns is None else style.console(terminal=True, width=columns)
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -76,7 +74,7 @@ class Progress:
         now = time.monotonic()
         if now - self._shown >= _REFRESH_SECONDS or step == self._steps:
             self._shown = now
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+            self._live.update(Text(printable(line), no_wrap=True, overflow="ellipsis"), refresh=True)
             sys.stdout.flush()
 
     def _line(self, step: int, loss: float, tokens_per_s: float, wire: Mapping[str, int]) -> str:

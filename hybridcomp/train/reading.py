@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, printable
+from hybridcomp.files import parse_toml, read_text, shown
 from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import TrainConfig
+
+CONFIGURATION = "the configuration"
+_UNBOUNDED = ("clip",)  # fields that may be infinite
 
 
 def read_toml(path: str) -> dict[str, Any]:
@@ -22,36 +25,8 @@ def read_toml(path: str) -> dict[str, Any]:
         ConfigError: the file is missing, no TOML, or a key is unknown or of a wrong type; names file, line
         and key.
     """
-    text = read_text(path)
+    text = read_text(path, what=CONFIGURATION)
     return fields_of(parse_toml(text, path), path, text)
-
-
-def read_text(path: str) -> str:
-    """Read a configuration file.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not UTF-8.
-    """
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from error
-
-
-def parse_toml(text: str, path: str) -> dict[str, Any]:
-    """Parse a file's text.
-
-    Raises:
-        ConfigError: the text is no TOML; names the file and the line.
-    """
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise ConfigError(f"{path}: its values are nested too deep") from None
-    except ValueError as error:  # also for an integer of thousands of digits
-        raise ConfigError(f"{path}: {_with_line(str(error), text)}") from error
 
 
 def fields_of(document: Mapping[str, Any], path: str, text: str) -> dict[str, Any]:
@@ -75,6 +50,8 @@ def fields_of(document: Mapping[str, Any], path: str, text: str) -> dict[str, An
             near = difflib.get_close_matches(key, types, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; allowed: {', '.join(types)}"
             fail(path, text, key, f"unknown key {key!r}{hint}")
+        if isinstance(value, float) and not math.isfinite(value) and key not in _UNBOUNDED:
+            fail(path, text, key, f"must be finite, not {value}")
         values[key] = _convert(value, types[key], lambda what, key=key: fail(path, text, key, what))
     return values
 
@@ -88,14 +65,14 @@ def _convert(value: Any, kind: Any, fail: Any) -> Any:
     options = get_args(kind)
     if options and all(isinstance(o, str) for o in options):
         if value not in options:
-            fail(f"must be one of {', '.join(options)}, not {value!r}")
+            fail(f"must be one of {', '.join(options)}, not {shown(value)}")
         return value
     allowed = [o for o in (options or (kind,)) if o is not type(None)]
     if tuple[int, ...] in allowed:
         if not isinstance(value, list) or not all(
             type(one) is int and one.bit_length() <= 63 for one in value
         ):
-            fail(f"must be a list of integers, not {value!r:.60}")
+            fail(f"must be a list of integers, not {shown(value)}")
         return tuple(value)
     if isinstance(value, int) and value.bit_length() > 63:
         fail(f"must be within 63 bits, and has {value.bit_length()}")
@@ -104,26 +81,15 @@ def _convert(value: Any, kind: Any, fail: Any) -> Any:
     if type(value) not in allowed:
         words = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
         names = " or ".join(words[k] for k in allowed)
-        fail(f"must be {names}, not {value!r}")
+        fail(f"must be {names}, not {shown(value)}")
     return value
-
-
-def _with_line(message: str, text: str) -> str:
-    found = re.search(r"^(.*) \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
-    if not found:
-        return message
-    number = int(found[2] or max(1, len(text.splitlines())))
-    line = text.splitlines()[number - 1] if text else ""
-    key = re.match(r"\s*([\w.\"'-]+)\s*(=|$)", line)
-    where = f", key {key[1]}" if key else ""
-    return f"line {number}{where}: {found[1]}"
 
 
 def fail(path: str, text: str, key: str, what: str) -> NoReturn:
     """Raise ConfigError that names the file, the line of ``key`` in its text, and the key."""
     pattern = re.compile(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[.=\]]")
     line = next((n for n, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
-    raise ConfigError(f"{path}: line {line}, key {key}: {what}")
+    raise ConfigError(f"{printable(path)}: line {line}, key {printable(key)}: {what}")
 
 
 def to_toml(values: Mapping[str, Any]) -> str:

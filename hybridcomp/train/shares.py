@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
+
+from hybridcomp.errors import ConfigError, printable
+from hybridcomp.files import checked, parse_line, read_bytes
 
 Shares = tuple[int, ...]
 """Micro-batches of each replica in a step."""
@@ -81,24 +82,25 @@ def read_shares(path: str, replicas: int, micro_batches: int) -> list[tuple[int,
         Pairs of a step, from 0, and the shares from that step on; in the order of steps.
 
     Raises:
-        ValueError: the file cannot be read, has no shares, or those of another run (:func:`check_shares`).
+        ConfigError: the file cannot be read, has no shares, or those of another run (:func:`check_shares`).
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-        rows = [
-            entry for entry in map(json.loads, lines) if entry["kind"] == "train" and entry.get("replicas")
-        ]
-        found = [
-            (int(row["step"]), tuple(map(int, row["replicas"]["shares"])))
-            for row in rows
-            if row["replicas"].get("shares")
-        ]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"frozen: cannot read shares from {path!r}: {error!r}") from error
+    name = f"frozen: {printable(path)}"
+    found: list[tuple[int, Shares]] = []
+    for number, line in enumerate(read_bytes(path, what="frozen:").split(b"\n"), 1):
+        if not line.strip():
+            continue
+        row = parse_line(line, name, number, {"kind": str})
+        if row["kind"] != "train" or not row.get("replicas"):
+            continue
+        told = checked(row, {"step": int, "replicas": dict}, f"{name}: line {number}")["replicas"]
+        if told.get("shares"):
+            checked(told, {"shares": [int]}, f"{name}: line {number}, key replicas")
+            found.append((row["step"], tuple(told["shares"])))
     if not found:
-        raise ValueError(
-            f"frozen: {path!r} has no shares: give the metrics.jsonl of a run with --sync elastic"
-        )
+        raise ConfigError(f"{name} has no shares: give the metrics.jsonl of a run with --sync elastic")
     for _, shares in found:
-        check_shares(shares, replicas, micro_batches)
+        try:
+            check_shares(shares, replicas, micro_batches)
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}") from error
     return sorted(found)

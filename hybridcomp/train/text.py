@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, printable
+from hybridcomp.files import MOST_BYTES, read_bytes, read_text
 
 Tokens = npt.NDArray[Any]
 
 _BYTE_VOCABULARY = 256
 _BIN_VOCABULARY = 50304  # GPT-2's 50257, rounded up as nanoGPT does
 _NOT_SOURCES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_MOST_TEXT = 1 << 40  # bytes of a text, which takes as much memory
 _PIECE = 1 << 20  # characters handed to a tokenizer at once
 _PIECES_CHECKED = 1024  # pieces checked: at most twice as many, of a MiB or two each: a second or two
 _CHECKED_AT_ONCE = 1 << 26  # tokens, 128 MiB
@@ -141,13 +143,11 @@ def _read_texts(root: Path) -> list[bytes]:
         if not texts:
             raise ConfigError(f"no UTF-8 text in the folder {root}")
         return texts
+    content = read_bytes(root, what="data", most=_MOST_TEXT)
     try:
-        content = root.read_bytes()
         content.decode()
-    except OSError as error:
-        raise ConfigError(f"cannot read data {root}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"data {root} is not UTF-8 text (byte {error.start})") from error
+        raise ConfigError(f"data {printable(root)} is not UTF-8 text (byte {error.start})") from error
     return [content]
 
 
@@ -170,9 +170,9 @@ def _read_utf8(files: Iterable[Path]) -> list[bytes]:
     texts = []
     for path in files:
         try:
-            content = path.read_bytes()
+            content = read_bytes(path, most=_MOST_TEXT)
             content.decode()
-        except (OSError, UnicodeDecodeError):
+        except (ConfigError, UnicodeDecodeError):
             continue
         texts.append(content)
     return texts
@@ -184,14 +184,13 @@ def read_tokenizer(path: str) -> Any:
     Raises:
         ConfigError: the file does not exist, or holds no tokenizer.
     """
-    if not Path(path).is_file():
-        raise ConfigError(f"tokenizer {path} does not exist")
+    content = read_text(path, what="tokenizer", most=MOST_BYTES)
     from tokenizers import Tokenizer  # noqa: PLC0415  (an extra, only for those who use it)
 
     try:
-        return Tokenizer.from_file(path)
+        return Tokenizer.from_str(content)
     except Exception as error:  # its Rust core raises a bare Exception
-        raise ConfigError(f"{path} is no Hugging Face tokenizer.json: {error}") from error
+        raise ConfigError(f"{printable(path)} is no Hugging Face tokenizer.json: {error}") from error
 
 
 def _tokenize(texts: list[bytes], path: str) -> tuple[Tokens, int]:

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 import hybridcomp.torch as hct
 from hybridcomp import trace
-from hybridcomp.errors import ConfigError, DivergedError
+from hybridcomp.errors import DivergedError
+from hybridcomp.files import write_text
 from hybridcomp.torch.adapting import new_decisions
 from hybridcomp.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
 from hybridcomp.train.checkpoints.resume import Checkpoint, newest
@@ -105,14 +106,8 @@ class Trainer:
         """Run as :meth:`run` does; on rank 0, write metrics and show progress."""
         values = {k: v for k, v in dataclasses.asdict(self._config).items() if k not in ("config", "resume")}
         resumed = self._job.checkpoint
-        try:
-            self._out.mkdir(parents=True, exist_ok=True)
-            (self._out / "config.toml").write_text(to_toml(values), encoding="utf-8")
-            self._metrics = MetricsFile(
-                self._out / "metrics.jsonl", None if resumed is None else resumed.step
-            )
-        except OSError as error:
-            raise ConfigError(f"cannot write to the run directory {self._out}: {error.strerror}") from error
+        write_text(self._out / "config.toml", to_toml(values), what="to the run directory")
+        self._metrics = MetricsFile(self._out / "metrics.jsonl", None if resumed is None else resumed.step)
         with (
             contextlib.closing(self._metrics),
             Progress(self._config.steps, self._config.log_every) as progress,

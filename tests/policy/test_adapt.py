@@ -262,7 +262,7 @@ def test_presets_of_slow_links_begin_with_four_bits(name):
             "least must be at most first (0.01), not 0.1",
         ),
         ('{ codec = "threshold", adapt = "dct:scope=some" }', "scope must be one of all, tensor"),
-        ('{ codec = "topk", adapt = "frozen:nowhere.toml" }', "cannot read decisions from 'nowhere.toml'"),
+        ('{ codec = "topk", adapt = "frozen:nowhere.toml" }', "cannot read decisions nowhere.toml"),
         ('{ codec = "topk", adapt = "gravac", steps = { 3 = "int8" } }', "give only one of them"),
         (
             '{ codec = "topk", steps = { a = "int8" } }',

@@ -373,7 +373,7 @@ def test_a_folder_that_is_missing_is_said_when_the_communicator_is_made(tmp_path
     from hybridcomp.policy.auto.freeze import Freezer
 
     with pytest.raises(
-        hc.PolicyError, match=r"cannot freeze choices to .*absent.*: it is no file of a folder"
+        hc.PolicyError, match=r"cannot write the choices to .*absent.*: it is no file of a folder"
     ):
         Freezer().add(load_policy(f"auto:freeze={tmp_path}/absent/f.toml").auto, decider())
 

@@ -7,7 +7,7 @@ from hybridcomp.policy import load_policy
 from hybridcomp.policy.toml import parse_policy
 
 WRONG = {
-    'codec = "int8"\nmin_bytes = ': r"f\.toml: line 2, column 13: ",
+    'codec = "int8"\nmin_bytes = ': r"f\.toml: line 2, column 13, key min_bytes: not TOML: ",
     'codec = "int9"': r"f\.toml: line 1, key codec: unknown codec 'int9'.*known: .*int8",
     '[dp]\ncodec = "int8:blok=3"': r"f\.toml: line 2, key dp\.codec: codec 'int8' has no parameter 'blok'.*block",
     '[dp]\n\ncodec = "int8:block=3"': r"f\.toml: line 3, key dp\.codec: .*block.*3",

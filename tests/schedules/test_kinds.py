@@ -68,7 +68,8 @@ def test_a_kind_without_a_colour_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(draw, "_COMPUTES", {})
     monkeypatch.setattr(draw, "_SENDS", {})
     path = tmp_path / "drawn.svg"
-    draw.picture(schedules, timeline, "title", path)
+    with path.open("wb") as file:
+        draw.picture(schedules, timeline, "title", file, path.suffix[1:])
     assert path.stat().st_size
 
 

@@ -99,7 +99,7 @@ def test_a_tokenizer_of_hugging_face(tmp_path):
         ("x.bin", b"abc", {}, "its size is 3 bytes"),
         ("x.bin", b"\xff\xff" * 10, {}, "holds token 65535, outside a vocabulary of 50304"),
         ("x.bin", b"ab" * 10, {"tokenizer": "t.json"}, "holds tokens already"),
-        ("t.txt", b"abc", {"tokenizer": "absent.json"}, "tokenizer absent.json does not exist"),
+        ("t.txt", b"abc", {"tokenizer": "absent.json"}, "cannot read tokenizer absent.json"),
         ("t.txt", b"abc", {"tokenizer": __file__}, "no Hugging Face tokenizer.json"),
         ("t.txt", b"abc", {"vocab_size": 100}, "smaller than the vocabulary"),
     ],

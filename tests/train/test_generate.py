@@ -79,7 +79,7 @@ def test_seeds_and_samples(run, capsys):
         (["--temperature", "-1"], "temperature must be at least 0, not -1"),
         (["--temperature", "nan"], "temperature must be at least 0, not nan"),
         (["--prompt", ""], "prompt must hold at least one token"),
-        (["--tokenizer", "nowhere.json"], "tokenizer nowhere.json does not exist"),
+        (["--tokenizer", "nowhere.json"], "cannot read tokenizer nowhere.json"),
     ],
 )
 def test_wrong_arguments(run, arguments, message):

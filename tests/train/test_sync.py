@@ -178,7 +178,7 @@ def test_what_does_not_go_with_it_is_named(arguments, words):
         ("shares=8-0", "", "each at least 1"),
         ("shares=4-5", "", "not 4-5"),
         ("shares=4+4", "", r"shares must be numbers such as 6-4-3-3, not '4\+4'"),
-        ("frozen=nowhere", "", "frozen: cannot read shares from 'nowhere'"),
+        ("frozen=nowhere", "", "cannot read frozen: nowhere: No such file"),
         ("shares=4-4,frozen=x", "", "leave one out"),
     ],
 )

@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mpi4py import MPI
-from rich.console import Console
 from rich.progress import track
 
+from hybridcomp import style
 from hybridcomp.cli.calibration.machine import Effort
 from hybridcomp.cli.calibration.ranks import agreed
 from hybridcomp.cli.calibration.timing import communicator, prepared, repeat
@@ -106,7 +107,7 @@ def measure(comm: MPI.Comm, hosts: Topology, effort: Effort) -> tuple[Measured |
     fitted: list[Timing] = []
     held_out: list[Timing] = []
     own: dict[str, Series] = {}
-    console = Console(stderr=True)
+    console = style.console(sys.stderr)
     both = [*cases, *((op, MPI_OWN, "none") for op in OPERATIONS)]
     shown = track(both, "collectives", console=console, disable=comm.rank != 0 or not console.is_terminal)
     for op, algorithm, codec in shown:

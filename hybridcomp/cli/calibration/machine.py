@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import statistics
+import sys
 import time
 import zlib
 from dataclasses import dataclass
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
-from rich.console import Console
 from rich.progress import track
 
+from hybridcomp import style
 from hybridcomp.cli.calibration.ranks import TIMEOUT, agreed, gathered, middle, rest, wait
 from hybridcomp.cli.calibration.timing import communicator
 from hybridcomp.codecs import get_codec
@@ -143,7 +144,7 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
     else:
         notes.append(f"there is nobody to send to: message stays as in {old.name}")
     speeds: dict[str, Speed] = {}
-    console = Console(stderr=True)
+    console = style.console(sys.stderr)
     for spec in track(SPECS, "codecs", console=console, disable=comm.rank != 0 or not console.is_terminal):
         codec = get_codec(spec)
         mine = codec_speed(codec, effort.seconds)

@@ -15,13 +15,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hybridcomp.codecs import get_codec
-from hybridcomp.errors import HybridcompError
+from hybridcomp.errors import HybridcompError, PolicyError, printable
+from hybridcomp.files import read_toml, shown
 from hybridcomp.policy.at_exit import FilesAtExit
 
 _KINDS: dict[str, type] = {
@@ -76,32 +76,29 @@ def read_decisions(path: Path) -> tuple[Decision, ...]:
     """Read decisions from a file, in the order of their steps.
 
     Raises:
-        ValueError: the file cannot be read, or holds something else.
+        PolicyError: the file cannot be read, or holds something else.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"cannot read decisions from {str(path)!r}: {error}") from error
+    document = read_toml(path, what="decisions", error=PolicyError)
     given = document.get("decision")
     if not isinstance(given, list) or not given or set(document) != {"decision"}:
-        raise ValueError(f"{path} must have tables [[decision]], and nothing else")
+        raise PolicyError(f"{printable(path)} must have tables [[decision]], and nothing else")
     return tuple(_decision(path, number, one) for number, one in enumerate(given, 1))
 
 
 def _decision(path: Path, number: int, table: Any) -> Decision:
-    what = f"{path}, decision {number}"
+    what = f"{printable(path)}, decision {number}"
     if not isinstance(table, dict) or not {"step", "codec"} <= set(table) <= set(_KINDS):
-        raise ValueError(f"{what} must have step and codec, and may have {', '.join(list(_KINDS)[2:])}")
+        raise PolicyError(f"{what} must have step and codec, and may have {', '.join(list(_KINDS)[2:])}")
     for key, value in table.items():
         if type(value) is not _KINDS[key]:
-            raise ValueError(f"{what}: {key} must be of type {_KINDS[key].__name__}, not {value!r}")
+            raise PolicyError(f"{what}: {key} must be of type {_KINDS[key].__name__}, not {shown(value)}")
     for key in ("step", "place"):
         if not 0 <= table.get(key, 0) <= _MOST:
-            raise ValueError(f"{what}: {key} must be from 0 to 2**62, not {table[key]}")
+            raise PolicyError(f"{what}: {key} must be from 0 to 2**62, not {table[key]}")
     try:
         codec = get_codec(table["codec"]).spec
     except (ValueError, TypeError, HybridcompError) as error:
-        raise ValueError(f"{what}: {error}") from error
+        raise PolicyError(f"{what}: {error}") from error
     return Decision(**{**table, "codec": codec})
 
 
@@ -110,4 +107,4 @@ def _text(sources: Sequence[Callable[[], list[Decision]]]) -> str:
     return to_toml(decisions) if decisions else ""
 
 
-files: FilesAtExit[Callable[[], list[Decision]]] = FilesAtExit("write decisions", _text)
+files: FilesAtExit[Callable[[], list[Decision]]] = FilesAtExit("the decisions", _text)

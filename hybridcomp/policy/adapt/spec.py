@@ -11,6 +11,7 @@ from typing import Any
 
 from hybridcomp.codecs import Codec, checks, parse_form
 from hybridcomp.codecs.registry import FIRST, parse_spec
+from hybridcomp.files import shown
 from hybridcomp.policy.adapt.decisions import Decision, read_decisions
 from hybridcomp.policy.adapt.thresholds import DRIFT
 
@@ -74,12 +75,12 @@ def parse_adapt(text: Any, codecs: tuple[Codec, ...], feedback: str | None) -> A
         ValueError: the text is wrong; says what is allowed.
     """
     if not isinstance(text, str):
-        raise ValueError(f"adapt must be a text such as 'gravac:eps=0.75', not {text!r}")
+        raise ValueError(f"adapt must be a text such as 'gravac:eps=0.75', not {shown(text)}")
     kind, _, rest = text.partition(":")
     if kind not in KINDS:
         raise ValueError(f"adapt must be one of {', '.join(KINDS)}, not {kind!r}")
     if feedback is not None and parse_form(feedback).name != "ef":
-        raise ValueError(f"adapt {kind} goes with feedback ef, or none, not {feedback!r}")
+        raise ValueError(f"adapt {kind} goes with feedback ef, or none, not {shown(feedback)}")
     if kind == FROZEN:
         return Adapt(kind, frozen=read_decisions(Path(rest)))
     if codecs[0].name not in _CODECS[kind]:

@@ -28,6 +28,7 @@ from typing import Any, Protocol
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import get_codec, parse_form
 from hybridcomp.errors import HybridcompError
+from hybridcomp.files import shown
 from hybridcomp.policy.at_exit import FilesAtExit
 from hybridcomp.policy.auto.candidates import allowed
 from hybridcomp.policy.auto.signature import FrozenChoice, Signature
@@ -88,7 +89,7 @@ def read_auto(table: dict[str, Any]) -> Auto:
         if key == _CHOICE:
             continue
         if not isinstance(value, str):
-            raise ValueError(f"a class must be one of {', '.join(CLASSES)}, not {value!r}", key)
+            raise ValueError(f"a class must be one of {', '.join(CLASSES)}, not {shown(value)}", key)
         try:
             classes[key] = checked_class(key, value)
         except ValueError as error:
@@ -119,7 +120,7 @@ def _choice(auto: Auto, number: int, table: dict[str, Any]) -> FrozenChoice:
             )
     op, nbytes, thin = table["op"], table["bytes"], table.get("thin", 0)
     if op not in OPS:
-        raise ValueError(f"{what}: op must be one of {', '.join(OPS)}, not {op!r}")
+        raise ValueError(f"{what}: op must be one of {', '.join(OPS)}, not {shown(op)}")
     if not 0 <= nbytes <= _MOST_BYTES or not 0 <= thin <= _MOST_THIN:
         raise ValueError(f"{what}: bytes must be from 0 to 2**62, and thin from 0 to {_MOST_THIN}")
     feedback = table.get("feedback")
@@ -143,7 +144,7 @@ class Freezer(FilesAtExit[tuple[Auto, Frozen]]):
     """Files that this process writes as it ends, each with the choices of its communicators."""
 
     def __init__(self) -> None:
-        super().__init__("freeze choices", _text)
+        super().__init__("the choices", _text)
 
     def add(self, auto: Auto, decider: Frozen) -> None:
         """Have a decider's decisions written to the file that ``auto`` names.

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import hybridcomp.torch as hct
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint, sync_folder
+from hybridcomp.files import sync_folder
+from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint
 from hybridcomp.train.checkpoints.stored import described, read, write
 from hybridcomp.train.optimizer.optimizers import moments
 from hybridcomp.train.topology import Topology
@@ -79,14 +80,20 @@ def save_checkpoint(
     state[f"{mine}traffic"] = traffic
     state[f"{mine}rng"] = torch.get_rng_state()
     state |= {f"{mine}comm.{key}": value for key, value in hct.state_dict().items()}
-    write(state, beside)
+    try:
+        write(state, beside)
+        if topology.rank == 0:
+            with _written(checkpoint.path):
+                checkpoint.write(beside)
+                if checkpoint.path.exists():  # the run has gone on from an older one
+                    checkpoint.path.rename(beside.with_suffix(".replaced"))
+                beside.rename(checkpoint.path)
+                sync_folder(checkpoint.path.parent)
+    except BaseException:
+        if topology.rank == 0:  # room on a full disk
+            shutil.rmtree(beside, ignore_errors=True)
+        raise
     if topology.rank == 0:
-        with _written(checkpoint.path):
-            checkpoint.write(beside)
-            if checkpoint.path.exists():  # the run has gone on from an older one
-                checkpoint.path.rename(beside.with_suffix(".replaced"))
-            beside.rename(checkpoint.path)
-            sync_folder(checkpoint.path.parent)
         _prune(checkpoint.path, keep)
 
 

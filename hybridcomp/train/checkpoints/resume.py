@@ -12,12 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, printable
+from hybridcomp.files import checked, open_file, read_json, shown, write_text
 from hybridcomp.train.config import TrainConfig
 
 RECORD = "checkpoint.json"
 _OWN = "crc32"  # key of the record's own checksum
 _PIECE_BYTES = 1 << 22
+_MOST_RECORD = 1 << 28  # bytes of a record
+_MOST_NAME = 255  # bytes of a file's name
+_FIELDS = {"step": int, "elapsed": float, "policy": str, "run": dict, "files": {str: Any}}
 _SAME_TOPOLOGY = (
     "dp", "pp", "tp", "schedule", "predict_weights", "synthetic_labels", "virtual_stages", "shard", "sync", "optimizer",
     "stream_rank",
@@ -69,11 +73,7 @@ class Checkpoint:
             "files": files,
         }
         record[_OWN] = _own_checksum(record)
-        with (folder / RECORD).open("w", encoding="utf-8") as file:
-            file.write(json.dumps(record, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(folder)
+        write_text(folder / RECORD, json.dumps(record, indent=1) + "\n", durable=True)
 
 
 def run_identity(config: TrainConfig, vocab_size: int, data: str) -> dict[str, Any]:
@@ -93,15 +93,6 @@ def newest(folder: Path) -> Path | None:
     """Return the checkpoint of a run directory with the highest step, or None."""
     found = sorted(folder.glob(f"checkpoints/step-*/{RECORD}"))
     return found[-1].parent if found else None
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names of a folder's files durable on the disk."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def find_checkpoint(config: TrainConfig, *, contents: bool = True) -> Checkpoint | None:
@@ -165,47 +156,57 @@ def read_checkpoint(path: Path, *, contents: bool = True) -> Checkpoint:
 
 
 def _read(path: Path, contents: bool) -> Checkpoint:
+    name = printable(path / RECORD)
     try:
-        record = json.loads((path / RECORD).read_text(encoding="utf-8"))
-        # Only the last part of a name, to look at nothing outside the folder. Old records have sizes without checksums.
-        files = {
-            Path(name).name: (int(file), None)
-            if isinstance(file, int)
-            else (int(file["bytes"]), str(file["crc32"]))
-            for name, file in record["files"].items()
-        }
-        if any(checksum for _, checksum in files.values()) and record[_OWN] != _own_checksum(record):
-            raise ValueError("its contents have changed")
-        checkpoint = Checkpoint(
-            path, int(record["step"]), float(record["elapsed"]), str(record["policy"]), dict(record["run"])
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path / RECORD} is no record of a checkpoint: {error}") from error
-    for name, (size, checksum) in files.items():
-        found = (path / name).stat().st_size if (path / name).is_file() else None
+        record = checked(read_json(path / RECORD, most=_MOST_RECORD), _FIELDS, name)
+        files = {file: _described(file, said, name) for file, said in record["files"].items()}
+        if any(checksum for _, checksum in files.values()) and record.get(_OWN) != _own_checksum(record):
+            raise ConfigError(f"{name}: its contents have changed")
+        if record["step"] < 0:
+            raise ConfigError(f"{name}: key step must not be negative, as {record['step']} is")
+    except ConfigError as error:
+        raise ConfigError(f"no record of a checkpoint: {error}") from error
+    damaged = f"the checkpoint {printable(path)} is damaged"
+    for file, (size, checksum) in files.items():
+        found = (path / file).stat().st_size if (path / file).is_file() else None
         if found != size:
             has = "is missing" if found is None else f"has {found} of {size} bytes"
-            raise ConfigError(f"the checkpoint {path} is damaged: {name} {has}")
-        if contents and checksum is not None and _checksum(path / name) != checksum:
-            raise ConfigError(f"the checkpoint {path} is damaged: the contents of {name} have changed")
-    return checkpoint
+            raise ConfigError(f"{damaged}: {printable(file)} {has}")
+        if contents and checksum is not None and _checksum(path / file) != checksum:
+            raise ConfigError(f"{damaged}: the contents of {printable(file)} have changed")
+    return Checkpoint(path, record["step"], float(record["elapsed"]), record["policy"], record["run"])
+
+
+def _described(file: str, said: Any, name: str) -> tuple[int, str | None]:
+    """Return bytes and checksum of a checkpoint's file; records were once without checksums."""
+    # Nothing outside the folder is looked at.
+    if file in ("", ".", "..") or "/" in file or "\0" in file or len(os.fsencode(file)) > _MOST_NAME:
+        raise ConfigError(f"{name}: key files has {shown(file)}, which is no name of a file")
+    where = f"{name}: key files.{printable(file)}"
+    if type(said) is int:
+        return said, None
+    checked(said, {"bytes": int, "crc32": str}, where)
+    return said["bytes"], said["crc32"]
 
 
 def _own_checksum(record: dict[str, Any]) -> str:
     """Return the CRC-32 of a record's contents, in hex."""
     said = {key: value for key, value in record.items() if key != _OWN}
-    return f"{zlib.crc32(json.dumps(said, sort_keys=True).encode()):08x}"
+    try:
+        return f"{zlib.crc32(json.dumps(said, sort_keys=True).encode()):08x}"
+    except RecursionError:
+        return ""  # nested deeper than any of ours
 
 
 def _checksum(path: Path) -> str:
     """Return the CRC-32 of a file's contents, in hex."""
     value = 0
-    try:
-        with path.open("rb") as file:
+    with open_file(path) as file:
+        try:
             while piece := file.read(_PIECE_BYTES):
                 value = zlib.crc32(piece, value)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        except OSError as error:
+            raise ConfigError(f"cannot read {printable(path)}: {error.strerror}") from error
     return f"{value:08x}"
 
 

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import open_file
 
 # Types in a checkpoint's ``.metadata``, as torch writes it: data, and nothing that does anything.
 _DATA = frozenset(
@@ -55,7 +56,7 @@ class _Reader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the metadata."""
         folder, rank = Path(self.path), kwargs.get("rank")
-        with (folder / f"{'' if rank is None else f'__{rank}'}.metadata").open("rb") as file:
+        with open_file(folder / f"{'' if rank is None else f'__{rank}'}.metadata") as file:
             metadata = _Unpickler(file).load()
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(f"its metadata is a {type(metadata).__name__}")
