@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import json
@@ -436,3 +437,81 @@ def test_a_report_of_bytes_that_have_changed(tmp_path, what, capsys):
         said = capsys.readouterr()
         assert status == 0 or (status == EXIT_WRONG_INPUT and said.err.count("\n") == 1), changed
         assert "\x1b" not in said.out + said.err
+
+
+# -- nobody else reads or writes -------------------------------------------------------------------------
+
+# Ways to open files, by the name of what is called; of methods, by theirs.
+_FUNCTIONS = re.compile(
+    r"open|io\.open|os\.(open|fdopen|rename|replace|link|symlink|mkfifo)|tempfile\.(?!gettempdir)\w+|tomllib\.\w+|pickle\.\w+|json\.(load|dump)"
+    r"|np\.(save|savez|load|memmap|fromfile|savetxt|loadtxt)|torch\.(save|load)|shutil\.(copy\w*|move)"
+)
+_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "touch", "rename", "savefig", "tofile", "to_file",
+            "from_file", "write_html", "symlink_to", "hardlink_to"}  # fmt: skip
+# Who may: a file of the package, what it calls, and why.
+ALLOWED = {
+    "breakdown/page.py": {"read_text": "a file of Plotly's"},
+    "collectives/transport/arena.py": {"os.open": "memory of another process, by /proc"},
+    "cuda.py": {"read_text": "the package's own sources", "os.open": "a lock, which holds nothing"},
+    "demo/picture.py": {"savefig": "into memory"},
+    "lab/keeper.py": {"open": "/proc and control groups; it runs without the package", "os.open": "/proc"},
+    "lab/lab.py": {"tempfile.mkdtemp": "a folder of its own"},
+    "nvrtc.py": {"tempfile.mkdtemp": "a folder of its own"},
+    "pmi/start.py": {"open": "a pipe of a process of its own", "read_text": "/proc"},
+    "policy/load.py": {"read_text": "a preset of the package"},
+    "schedules/draw.py": {"savefig": "into a file that the caller has opened"},
+    "study/pictures.py": {"savefig": "into memory"},
+    "top/publish.py": {
+        "os.open": "a rank's own file, made anew without following links, and written over in place"
+    },
+    "top/read.py": {"os.open": "files of running ranks: no link is followed, and their owner is checked"},
+    "train/checkpoints/checkpoint.py": {"rename": "a checkpoint's folder, once it is whole"},
+    "train/checkpoints/stored.py": {"pickle.UnpicklingError": "no file"},
+    "train/text.py": {"np.memmap": "tokens, of which a run reads a part"},
+}
+
+
+def _called(node: ast.Call) -> str:
+    """Return the way in which a call may open a file, "" for none."""
+    name = ast.unparse(node.func)
+    if _FUNCTIONS.fullmatch(name):
+        return name
+    if not isinstance(node.func, ast.Attribute):
+        return ""
+    if re.search(r"""^Path\(f?["']/(proc|sys)/""", name):
+        return ""
+    method, first = node.func.attr, node.args[0] if node.args else None
+    mode = first.value if isinstance(first, ast.Constant) else None
+    opens = method == "open" and (
+        first is None or (isinstance(mode, str) and re.fullmatch("[rwaxbt+]+", mode))
+    )
+    return method if opens or method in _METHODS else ""
+
+
+def ways(text: str) -> set[str]:
+    """Return the ways in which a module opens files."""
+    return {
+        way for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and (way := _called(node))
+    }
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["open(path)", "path.open('wb')", "path.open()", "Path(path).write_text(x)", "os.open(path, 0)", "torch.save(x, p)",
+     "tempfile.mkstemp()", "figure.savefig(path)", "tomllib.loads(x)", "x = json.load(file)", "path.rename(other)"],
+)  # fmt: skip
+def test_ways_to_open_files_are_seen(line):
+    assert ways(line)
+
+
+def test_files_are_opened_in_one_place():
+    package = ROOT / "hybridcomp"
+    found = {
+        path.relative_to(package).as_posix(): ways(path.read_text())
+        for path in sorted(package.rglob("*.py"))
+        if path != package / "files.py"
+    }
+    others = {name: those - set(ALLOWED.get(name, ())) for name, those in found.items()}
+    assert {name: those for name, those in others.items() if those} == {}
+    unused = {name: set(those) - found.get(name, set()) for name, those in ALLOWED.items()}
+    assert {name: those for name, those in unused.items() if those} == {}

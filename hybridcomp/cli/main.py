@@ -7,7 +7,7 @@ import importlib
 import sys
 
 from hybridcomp import HybridcompError, __version__, style, variables
-from hybridcomp.errors import missing_module
+from hybridcomp.errors import ConfigError, missing_module, printable
 from hybridcomp.launcher import rank_here
 
 # Each command lives in the module of its name, whose main(argv) returns the exit code.
@@ -54,7 +54,9 @@ def main(argv: list[str] | None = None) -> int:
         module = importlib.import_module(f"hybridcomp.cli.{command}")
         return int(module.main(argv[1:]))
     except HybridcompError as error:
-        style.say(f"hybridcomp {command}: error: {error}", sys.stderr)
+        # A name in it may hold the end of a line; other errors quote logs.
+        told = printable(error) if isinstance(error, ConfigError) else error
+        style.say(f"hybridcomp {command}: error: {told}", sys.stderr)
         return EXIT_WRONG_INPUT
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("hybridcomp"):

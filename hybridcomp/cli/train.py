@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from hybridcomp import style
-from hybridcomp.errors import ConfigError, HybridcompError
+from hybridcomp.errors import ConfigError, HybridcompError, printable
 from hybridcomp.launcher import LAST_WORDS_SECONDS, abort, check_launcher, inside_mpi
 from hybridcomp.train import launch, start
 from hybridcomp.train.interrupt import StopRequest
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _complain(what: str) -> int:
-    style.say(_PREFIX + what, sys.stderr)
+    style.say(_PREFIX + printable(what), sys.stderr)
     return _WRONG_INPUT
 
 
@@ -63,7 +63,7 @@ def _run_as_rank(arguments: Sequence[str], prepared: start.Job | None) -> int:
                 job = start.with_whole_checkpoint(job)
             launch.check_rank_count(job.config.ranks, comm)
         except HybridcompError as error:
-            status, printed = _WRONG_INPUT, _PREFIX + str(error) + "\n"
+            status, printed = _WRONG_INPUT, f"{_PREFIX}{printable(error)}\n"
         except SystemExit as stop:  # the command line's own parser, or --help
             status = stop.code if isinstance(stop.code, int) else _WRONG_INPUT
         except Exception:
@@ -90,7 +90,7 @@ def _run_as_rank(arguments: Sequence[str], prepared: start.Job | None) -> int:
 
         finished = trainer.run(job, request.stop_requested)
     except ConfigError as error:
-        _abort(comm, f"{_PREFIX}rank {comm.rank}: {error}", _WRONG_INPUT)
+        _abort(comm, f"{_PREFIX}rank {comm.rank}: {printable(error)}", _WRONG_INPUT)
     except HybridcompError as error:
         _abort(comm, f"{_PREFIX}rank {comm.rank}: {type(error).__name__}: {error}", 1)
     except KeyboardInterrupt:
