@@ -34,7 +34,7 @@ WRONG = [
     ("--policy absent.toml", ["absent.toml"]),
     ("--policy policy.toml", ["policy.toml", "line 3", "dp.all_reduce", "blok"]),
     ("--policy axis.toml", ["axis.toml:3", "[fsdp]", "pp, dp, tp"]),
-    ("--config broken.toml", ["broken.toml: line 2, key layers"]),
+    ("--config broken.toml", ["broken.toml: line 2, column 10, key layers"]),
     ("--config unknown.toml", ["unknown.toml: line 2, key layer", "did you mean layers"]),
     ("--layers 3 --pp 2", ["layers (3) must be divisible by pp (2)"]),
     ("--heads 4 --tp 3", ["heads (4) must be divisible by tp (3)"]),
@@ -203,9 +203,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
         tmp_path / "cut" / "checkpoints" / "step-00000006", ignore_errors=True
     )  # had it been quicker
 
+    # Damaged files beside the checkpoint, which is whole, do not stop it.
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        file.write("\n[]\n")
+    for step, damage in ((4, '"step": 1e999'), (5, '"step": 5, "files": {"%s": 1}' % (300 * "n"))):
+        newer = first.with_name(f"step-{step:08d}")
+        newer.mkdir()
+        text = '{"elapsed": 1.0, "policy": "", "run": {}, "files": {}, ' + damage + "}"
+        (newer / "checkpoint.json").write_text(text)
     resumed = train(f"{RUN} --out cut --resume auto", tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed from cut/checkpoints/step-00000003" in resumed.stdout
+    assert resumed.stdout.count("passed over: no record of a checkpoint: cut/checkpoints/step-0000000") == 2
+    assert resumed.stderr.count("hybridcomp train: warning: cut/metrics.jsonl: line ") == 1
+    assert "now cut/metrics.jsonl.damaged" in resumed.stderr
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     a, b = (stored(tmp_path / run / "checkpoints" / "step-00000006") for run in ("whole", "cut"))
     assert unequal(a, b) == []

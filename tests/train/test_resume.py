@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -15,7 +16,14 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from hybridcomp.errors import ConfigError, MismatchError
 from hybridcomp.train.checkpoints.checkpoint import _prune
-from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint, check_fits, find_checkpoint, run_identity
+from hybridcomp.train.checkpoints.resume import (
+    RECORD,
+    Checkpoint,
+    _own_checksum,
+    check_fits,
+    find_checkpoint,
+    run_identity,
+)
 from hybridcomp.train.checkpoints.stored import described, read
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.metrics import MetricsFile
@@ -230,6 +238,102 @@ def test_metrics_of_steps_that_are_done_again_are_dropped(tmp_path):
     entries = [json.loads(line) for line in path.read_text().splitlines()]
     assert [e.get("step") for e in entries] == [None, 1, 2, 3, 4]
     assert entries[-1]["loss"] == 1.0
+
+
+GOOD = b'{"kind": "start"}\n{"kind": "train", "step": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        (b'{"kind": "train", "st', "line 3, column 19: not JSON"),
+        (b'{"kind": "train", "a": "\xff"}', "line 3, column 25: not UTF-8"),
+        (b"[]", "line 3: must be an object, not []"),
+        (b'{"step": 1}', "line 3: key kind is missing"),
+        (b'{"kind": 3}', "line 3: key kind must be text, not 3"),
+        (b'{"kind": "train", "step": "x"}', "line 3: key step must be a finite number, not 'x'"),
+        (b'{"kind": "train", "step": 1e999}', "line 3: key step must be a finite number, not inf"),
+        (b"[" * 10_000, "line 3, column 101: nested too deep"),
+        (b"\0" * 500, "line 3, column 1: not JSON"),  # what a file system leaves after a loss of power
+    ],
+)
+def test_damaged_lines_of_metrics_are_left_out_and_kept_beside(tmp_path, capsys, line, where):
+    path = tmp_path / "metrics.jsonl"
+    damaged = GOOD + line + b'\n{"kind": "train", "step": 2}\n'
+    path.write_bytes(damaged)
+    MetricsFile(path, resumed_at=3).close()
+    assert path.read_bytes() == GOOD + b'{"kind": "train", "step": 2}\n'
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == damaged
+    told = capsys.readouterr().err
+    assert told.startswith(f"hybridcomp train: warning: {path}: ")
+    assert where in told
+    assert told.endswith(f": now {path}.damaged\n")
+    assert told.count("\n") == 1
+    path.write_bytes(damaged)  # and once more: what was kept stays
+    MetricsFile(path, resumed_at=3).close()
+    assert {one.name for one in tmp_path.iterdir()} == {
+        "metrics.jsonl",
+        *(f"metrics.jsonl.damaged{n}" for n in ("", 1)),
+    }
+
+
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path)], ids=["folder", "pipe", "loop"]
+)
+def test_what_stands_in_the_place_of_metrics_is_put_aside(tmp_path, capsys, make):
+    path = tmp_path / "metrics.jsonl"
+    make(path)
+    MetricsFile(path, resumed_at=3).close()
+    assert path.read_bytes() == b""
+    assert f"now {path}.damaged" in capsys.readouterr().err
+
+
+def test_metrics_of_a_new_run_follow_no_link(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("the only copy")
+    (tmp_path / "metrics.partial").symlink_to(secret)
+    (tmp_path / "metrics.jsonl").symlink_to(secret)
+    for resumed_at in (None, 3):
+        metrics = MetricsFile(tmp_path / "metrics.jsonl", resumed_at)
+        metrics.write("train", {"step": 1})
+        metrics.close()
+    assert secret.read_text() == "the only copy"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"step": "INF"}, "key step must be an integer within 64 bits, not inf"),
+        ({"step": -1}, "key step must not be negative"),
+        ({"step": 2.5}, "key step must be an integer"),
+        ({"elapsed": "INF"}, "key elapsed must be a finite number"),
+        ({"policy": None}, "key policy must be text"),
+        ({"run": []}, "key run must be an object"),
+        ({"files": []}, "key files must be an object"),
+        ({"files": {"n" * 300: 3}}, "which is no name of a file"),
+        ({"files": {"../../secret": 3}}, "which is no name of a file"),
+        ({"files": {"": 3}}, "which is no name of a file"),
+        ({"files": {"x\0y": 3}}, "which is no name of a file"),
+        ({"files": {"x": {"bytes": 3}}}, "key files.x: key crc32 is missing"),
+        ({"files": {"x": "3"}}, "key files.x: must be an object"),
+        ({"files": {"\ud800": 3}}, "key files must be text"),
+    ],
+)
+def test_a_record_with_wrong_values_is_passed_over_for_the_one_before(tmp_path, changes, what):
+    """Records from before checksums are taken by their values, and anybody can write a right checksum."""
+    older, newer = checkpoint(tmp_path, 4), checkpoint(tmp_path, 8)
+    record = json.loads((newer.path / RECORD).read_text()) | {"files": {}} | changes
+    for checksums in (True, False):
+        del record["crc32"]
+        if checksums:
+            record["crc32"] = _own_checksum(record)
+        (newer.path / RECORD).write_text(json.dumps(record).replace('"INF"', "1e999"))
+        found = find_checkpoint(dataclasses.replace(CONFIG, resume="auto", out=str(tmp_path)))
+        assert found.path == older.path
+        (damage,) = found.passed_over
+        assert what in damage
+        assert str(newer.path / RECORD) in damage
+        record["crc32"] = ""
 
 
 def test_a_new_run_starts_its_metrics_anew(tmp_path):
