@@ -388,17 +388,19 @@ _WHOLE = {
 }
 _GROUP = {"comm": str, "ranks": [int]}
 _EVENT = {"ph": str, "ts?": float, "args?": dict}
-_SPAN = {"name": str, "cat": str, "ts": float, "dur": float}
-_ARGS: dict[str, Any] = {
+_SPAN = {"name": str, "cat": str, "ts": float, "dur": float, "args?": dict}
+_OF_CATEGORY: dict[str, Any] = {
     "operation": {
-        **dict.fromkeys(("axis", "codec", "why"), str),
-        **dict.fromkeys(("bytes", "uncompressed_bytes", "wire_bytes"), int),
-        **dict.fromkeys(("n?", "tag?"), int),
-        **dict.fromkeys(("peer?", "root?"), int | None),
-        "comm?": str | None,
+        "args": {
+            **dict.fromkeys(("axis", "codec", "why"), str),
+            **dict.fromkeys(("bytes", "uncompressed_bytes", "wire_bytes"), int),
+            **dict.fromkeys(("n?", "tag?"), int),
+            **dict.fromkeys(("peer?", "root?"), int | None),
+            "comm?": str | None,
+        }
     },
-    "wait": {"op?": str, "axis?": str, "n?": int, "comm?": str | None},
-    "step": {"by": str},
+    "wait": {"args?": {"op?": str, "axis?": str, "n?": int, "comm?": str | None}},
+    "step": {"args": {"by": str}},
 }
 _MOST_US = 1e15  # microseconds in a time, at most: thirty years
 
@@ -417,14 +419,16 @@ def read(path: Path) -> tuple[dict[str, Any], list[Event]]:
     checked(whole, _WHOLE, foreign)
     about, events = whole["otherData"], whole["traceEvents"]
     for number, group in enumerate(about.get("groups", ())):
-        checked(group, _GROUP, f"{name} is damaged: otherData.groups[{number}]")
+        checked(group, _GROUP, f"{name} is damaged: otherData.groups", number)
+    where = f"{name} is damaged: traceEvents"
     for number, event in enumerate(events):
-        where = f"{name} is damaged: traceEvents[{number}]"
-        checked(event, _EVENT, where)
-        if event["ph"] == "X":
-            checked(event, _SPAN, where)
-            if not (abs(event["ts"]) < _MOST_US and 0 <= event["dur"] < _MOST_US):
-                raise ConfigError(f"{where}: a span of {event['dur']} us at {event['ts']} us")
-            if event["cat"] in _ARGS:
-                checked(event.get("args", {}), _ARGS[event["cat"]], f"{where}.args")
+        if not isinstance(event, dict) or event.get("ph") != "X":
+            checked(event, _EVENT, where, number)
+            continue
+        checked(event, _SPAN, where, number)
+        if not (-_MOST_US < event["ts"] < _MOST_US and 0 <= event["dur"] < _MOST_US):
+            raise ConfigError(f"{where}[{number}]: a span of {event['dur']} us at {event['ts']} us")
+        kind = _OF_CATEGORY.get(event["cat"])
+        if kind is not None:
+            checked(event, kind, where, number)
     return about, events

@@ -23,7 +23,7 @@ from hybridcomp.breakdown import reading
 from hybridcomp.cli.main import EXIT_WRONG_INPUT, main
 from hybridcomp.demo.record import read_run
 from hybridcomp.errors import ConfigError, HybridcompError
-from hybridcomp.files import Log, tell_failure, write_text, writing
+from hybridcomp.files import Log, checked, tell_failure, write_text, writing
 from hybridcomp.perfmodel import load_profile
 from hybridcomp.perfmodel.profile import BUILT_IN
 from hybridcomp.planner.site import read_site
@@ -345,6 +345,7 @@ def test_what_is_damaged_is_refused_in_one_line_with_its_name(tmp_path, what, da
     DAMAGES[damage](path)
     told = refused(path, read)
     assert "\n" not in told
+    assert ("a byte order mark" in told) == (damage == "byte order mark")
     assert str(path.parent) in told
     assert len(told) < 1000
 
@@ -385,6 +386,44 @@ def test_bytes_that_have_changed_are_read_or_refused(tmp_path, what):
         except HybridcompError as error:
             told = str(error)
         assert told is None or (str(path.parent) in told and "\n" not in told), changed
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "told"),
+    [
+        (1, float, ""),
+        (1.5, {"x": float}, "must be an object, not 1.5"),
+        ({"x": 1.5}, {"x": float, "y?": int}, ""),
+        ({"x": float("inf")}, {"x": float}, "key x must be a finite number, not inf"),
+        ({"x": float("nan")}, {"x": float}, "key x must be a finite number, not nan"),
+        ({"x": True}, {"x": int}, "key x must be an integer within 64 bits, not True"),
+        ({"x": 1.0}, {"x": int}, "key x must be an integer"),
+        ({"x": 1 << 64}, {"x": int}, "key x must be an integer within 64 bits, not one of 65 bits"),
+        ({"x": 1 << 62}, {"x": int}, ""),
+        ({"x": 10**5000}, {"x": float}, "key x must be a finite number, not one of 16610 bits"),
+        ({"x": 10**30}, {"x": str}, "key x must be text, not one of 100 bits"),
+        ({"x": "\ud800"}, {"x": str}, "key x must be text"),
+        ({"x": "é"}, {"x": str}, ""),
+        ({"x": None}, {"x": str | None}, ""),
+        ({"x": 3}, {"x": str | None}, "key x must be text, not 3"),
+        ({}, {"x?": str, "y": str}, "key y is missing"),
+        ({"x": None}, {"x?": str}, "key x must be text, not None"),
+        ([[1], [2, "3"]], [[int]], "key [1][1] must be an integer"),
+        (
+            {"x": {"a": {"y": [1, None]}}},
+            {"x": {str: {"y": [float]}}},
+            "key x.a.y[1] must be a finite number",
+        ),
+        ({"\x1b": 1}, {str: str}, r"key \x1b must be text"),
+        ({"\ud800": 1}, {str: int}, "must be text"),
+    ],
+)
+def test_values_are_of_their_kind_or_named_by_their_key(value, kind, told):
+    if not told:
+        assert checked(value, kind, "file") is value
+        return
+    with pytest.raises(ConfigError, match=re.escape(f"file[3]: {told}")):
+        checked(value, kind, "file", 3)
 
 
 COMMANDS: dict[str, tuple[str, list[str]]] = {

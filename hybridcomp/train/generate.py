@@ -11,12 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hybridcomp.errors import ConfigError
-from hybridcomp.train.checkpoints.resume import Checkpoint
+from hybridcomp.errors import ConfigError, printable
+from hybridcomp.files import checked
+from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint
 from hybridcomp.train.checkpoints.stored import described, read
 from hybridcomp.train.model.gpt import GPT, ModelShape
 from hybridcomp.train.parallel.tensor_parallel import joined
 
+_SIZES = {
+    **dict.fromkeys(("vocab_size", "layers", "d_model", "heads", "seq_len"), int),
+    "tie_embeddings?": bool,
+    **dict.fromkeys(("experts?", "expert_every?", "tp_autoencoder?", "tp_autoencoder_from?"), int),
+    **dict.fromkeys(("capacity_factor?", "pp_neurons?"), float),
+    "pp_neurons_after?": [int],
+}
 _KEY = re.compile(r"pp(\d+)\.tp(\d+)\.(?:dp(\d+)\.)?model\.(.+)")
 
 
@@ -26,19 +34,22 @@ def load_model(checkpoint: Checkpoint) -> GPT:
     Raises:
         ConfigError: the checkpoint lacks a parameter, or cannot be read.
     """
-    shape = ModelShape.of(checkpoint.run)
     state = {
         key: torch.empty_like(tensor, device="cpu")
         for key, tensor in described(checkpoint.path).items()
         if _KEY.fullmatch(key)
     }
+    shape = _shape(checkpoint, sum(tensor.numel() for tensor in state.values()))
     read(state, checkpoint.path, alone=True)
     parts: dict[str, dict[tuple[int, int, int], Tensor]] = {}
     for key, tensor in state.items():
         match = _KEY.fullmatch(key)
         assert match is not None
         parts.setdefault(match[4], {})[int(match[1]), int(match[3] or 0), int(match[2])] = tensor
-    model = GPT(shape)
+    try:
+        model = GPT(shape)
+    except (ValueError, ArithmeticError, RuntimeError) as error:
+        raise ConfigError(f"{printable(checkpoint.path)} is of no model: {error}") from error
     trained = dict(model.named_parameters()) | dict(model.named_buffers())
     missing = sorted(set(trained) - set(parts))
     if missing:
@@ -53,6 +64,24 @@ def load_model(checkpoint: Checkpoint) -> GPT:
             # Replicas that have parts of their own have experts.
             parameter.copy_(torch.cat([joined(name, pieces) for pieces in replicas.values()]))
     return model.eval()
+
+
+def _shape(checkpoint: Checkpoint, elements: int) -> ModelShape:
+    """Return the sizes in a checkpoint's record; a model of them has so many elements at most."""
+    where = f"{printable(checkpoint.path / RECORD)}: key run"
+    sizes = checked(checkpoint.run, _SIZES, where)
+    width = sizes["d_model"]
+    least = width * (
+        sizes["vocab_size"] + sizes["seq_len"] + sizes["layers"] * max(width, sizes.get("experts", 0))
+    )
+    if (
+        min(sizes[name] for name in ("vocab_size", "layers", "d_model", "heads", "seq_len")) < 1
+        or least > elements
+    ):
+        raise ConfigError(
+            f"{where}: its sizes are not those of a model with {elements} elements, which are here"
+        )
+    return ModelShape.of(sizes)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import torch
 from hybridcomp.cli import generate as command
 from hybridcomp.cli.main import main
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
+from hybridcomp.train.checkpoints.resume import RECORD, _own_checksum, newest, read_checkpoint
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.generate import Vocabulary, load_model, sample
@@ -100,6 +100,29 @@ def test_a_damaged_checkpoint(run, tmp_path):
     shard = next(copy.glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"is damaged: __\d_0.distcp has 100 of"):
+        command.main([str(copy)])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "what"),
+    [
+        ({"layers": 1 << 40}, "its sizes are not those of a model with"),
+        ({"vocab_size": 1 << 40}, "its sizes are not those of a model with"),
+        ({"heads": 0}, "its sizes are not those of a model with"),
+        ({"d_model": "32"}, "key d_model must be an integer"),
+        ({"capacity_factor": None}, "key capacity_factor must be a finite number"),
+        (None, "key vocab_size is missing"),
+    ],
+)
+def test_a_record_of_another_model(run, tmp_path, sizes, what):
+    """Anybody can write a right checksum."""
+    copy = tmp_path / "copy"
+    shutil.copytree(newest(run), copy)
+    record = json.loads((copy / RECORD).read_text())
+    record["run"] = {} if sizes is None else record["run"] | sizes
+    record["crc32"] = _own_checksum(record)
+    (copy / RECORD).write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=what):
         command.main([str(copy)])
 
 
