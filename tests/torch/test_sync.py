@@ -60,6 +60,14 @@ def small() -> tuple[nn.Sequential, torch.optim.Optimizer]:
         ({"every": 3, "fragments": 4}, r"fragments must be from 1 to every \(3\), not 4"),
         ({"every": 9, "fragments": 5}, r"from 1 to the number of trained parameters \(4\), not 5"),
         ({"every": 4, "fragment_sync_delay": 4}, r"from 0 and below every \(4\), not 4"),
+        (
+            {"every": 5, "fragments": 2, "fragment_sync_delay": 2},
+            r"below every / fragments \(2\), not 2.*='paper'",
+        ),
+        (
+            {"every": 4, "fragment_sync_order": "late"},
+            "fragment_sync_order must be one of torchft, paper, not 'late'",
+        ),
         ({"every": 4, "fragment_update_alpha": 1.5}, "from 0 to 1, not 1.5"),
         ({"every": 4, "policy": "nosuch"}, "unknown policy 'nosuch'"),
     ],
@@ -141,7 +149,9 @@ def test_states_that_do_not_fit_are_named() -> None:
     with pytest.raises(ValueError, match=r"of 1\.weight the saved state has none, and this has \[2, 2\]"):
         context.load_state_dict(context.state_dict() | {"globals": part})
     late = context.state_dict() | {"step": 3, "arrived": dict(model[0].named_parameters(prefix="0"))}
-    with pytest.raises(ValueError, match="every, fragments and fragment_sync_delay must be as they were"):
+    with pytest.raises(
+        ValueError, match="every, fragments, fragment_sync_delay and its order must be as they were"
+    ):
         context.load_state_dict(late)
     half = context.state_dict() | {"arrived": {"0.weight": torch.ones(2, 2)}}
     with pytest.raises(ValueError, match=r"outer gradients under way: of 0\.bias"):

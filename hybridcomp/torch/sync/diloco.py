@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from hybridcomp.torch.backend.options import PolicyLike
 from hybridcomp.torch.sync.semi_sync import SemiSync
-from hybridcomp.torch.sync.synchronizer import MakeOuter
+from hybridcomp.torch.sync.synchronizer import MakeOuter, Order
 
 OUTER_LR = 0.7
 OUTER_MOMENTUM = 0.9
@@ -51,6 +51,7 @@ class DiLoCo(SemiSync):
         fragments: int | Sequence[nn.Module] = 1,
         fragment_sync_delay: int = 0,
         fragment_update_alpha: float = 0.0,
+        fragment_sync_order: Order = "torchft",
         policy: PolicyLike | None = None,
         process_group: Any = None,
         axis: str = "dp",
@@ -69,9 +70,15 @@ class DiLoCo(SemiSync):
             fragments: number of parts of about equal size that the model is cut into, whose outer steps take turns; or
                 the modules that are the parts, torchft's ``model_fragments``.
             fragment_sync_delay: inner steps that go on while a part's differences are averaged: it is updated so many
-                steps after they were taken. Below ``every``.
+                steps after they were taken. Below ``every`` divided by the number of fragments, or below ``every`` in
+                the order ``"paper"``.
             fragment_update_alpha: the share of its own parameters that a replica keeps in an update; 0: none, so that
                 all have the same bits after it. Between them, and whatever it is, the global parameters are the same.
+            fragment_sync_order: ``"torchft"``: a part is updated after ``every`` steps, by differences that were taken
+                ``fragment_sync_delay`` steps before, and what is under way at the context's end waits for a context
+                that is entered again; call :meth:`average` for one model. ``"paper"``: its differences are taken after
+                ``every`` steps, and it is updated ``fragment_sync_delay`` steps later, or at the context's end
+                (algorithm 2 of arXiv 2501.18512). Without a delay they are the same.
             policy, process_group, axis, init_sync: as for :class:`.LocalSGD`. A policy's ``warmup_steps`` are a part's
                 outer steps.
 
@@ -90,6 +97,7 @@ class DiLoCo(SemiSync):
             fragments=fragments,
             delay=fragment_sync_delay,
             alpha=fragment_update_alpha,
+            order=fragment_sync_order,
             policy=policy,
             process_group=process_group,
             axis=axis,

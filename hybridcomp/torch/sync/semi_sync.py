@@ -17,7 +17,7 @@ from hybridcomp.torch.backend.options import PolicyLike, chosen_policy
 from hybridcomp.torch.hook.averager import Averager
 from hybridcomp.torch.replicas import copy_from_first
 from hybridcomp.torch.sync.cutting import cut
-from hybridcomp.torch.sync.synchronizer import MakeOuter, Synchronizer
+from hybridcomp.torch.sync.synchronizer import MakeOuter, Order, Synchronizer
 
 _DEFAULT = "hybrid"  # 4 bits with error feedback on dp
 
@@ -39,6 +39,7 @@ class SemiSync:
         fragments: int | Sequence[nn.Module] = 1,
         delay: int = 0,
         alpha: float = 0.0,
+        order: Order = "paper",
         policy: PolicyLike | None = None,
         process_group: Any = None,
         axis: str = "dp",
@@ -54,7 +55,9 @@ class SemiSync:
         check_differences(chosen, axis)
         averager = Averager(chosen, kind="sync", axis=axis, group=process_group)
         parts = cut(model, fragments)
-        self._sync = Synchronizer(parts, averager, make_outer, every=every, delay=delay, alpha=alpha)
+        self._sync = Synchronizer(
+            parts, averager, make_outer, every=every, delay=delay, alpha=alpha, order=order
+        )
         self._model = model
         self._optimizer = optimizer
         self._found: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
@@ -83,12 +86,16 @@ class SemiSync:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Count no further steps; end the outer steps under way, unless an exception ends the context."""
+        """Count no further steps; end the outer steps under way, unless an exception ends the context.
+
+        In the order ``torchft`` their averages are waited for and kept: they are due after later steps, of a context
+        that is entered again.
+        """
         assert self._hook is not None
         self._hook.remove()
         self._hook = None
         if error is None:
-            self._sync.finish()
+            self._sync.leave()
 
     def average(self) -> None:
         """Average all parameters over the replicas now, for instance to save one model. Collective.

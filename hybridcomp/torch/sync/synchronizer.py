@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,17 @@ from hybridcomp.torch.sync.cutting import Parameters
 from hybridcomp.torch.sync.fragment import Fragment
 
 MakeOuter = Callable[[Mapping[str, nn.Parameter]], torch.optim.Optimizer]
+Order = Literal["torchft", "paper"]
+ORDERS = ("torchft", "paper")
 
 
 class Synchronizer:
     """A synchroniser of this replica's parameters with those of all others.
 
-    Fragment i of F starts an outer step after ``every * (i + 1) // F`` inner steps, and every ``every`` after that; it
-    ends it ``delay`` inner steps later. That is the order of streaming DiLoCo (Douillard et al., arXiv 2501.18512). All
-    replicas take the same inner steps.
+    Fragment i of F has an outer step after ``every * (i + 1) // F`` inner steps, and every ``every`` after that. In the
+    order ``paper``, that of streaming DiLoCo (Douillard et al., arXiv 2501.18512), it starts then and ends ``delay``
+    inner steps later; in the order ``torchft`` it ends then, and started ``delay`` inner steps before. All replicas
+    take the same inner steps.
 
     Attributes:
         step: number of inner steps taken.
@@ -42,6 +45,7 @@ class Synchronizer:
         every: int,
         delay: int = 0,
         alpha: float = 0.0,
+        order: Order = "paper",
     ) -> None:
         """Begin with the parameters as they are, the same on all replicas.
 
@@ -52,11 +56,12 @@ class Synchronizer:
             every: inner steps from one outer step of a fragment to its next.
             delay: inner steps from an outer step's start to its end.
             alpha: the share that a replica keeps of its own values, where it takes the global ones.
+            order: whether an outer step is due when it ends (``torchft``) or when it starts (``paper``).
 
         Raises:
             ValueError: a number is out of its range; says which it has.
         """
-        check_schedule(every, len(fragments), delay, alpha)
+        check_schedule(every, len(fragments), delay, alpha, order)
         self.step = 0
         self.weight = 1.0
         self.fragments = [Fragment(i, parameters, averager) for i, parameters in enumerate(fragments)]
@@ -64,6 +69,8 @@ class Synchronizer:
         self.outer = make_outer(self.globals)
         registry.ignore_steps_of(self.outer)
         self._every, self._delay, self._alpha = every, delay, alpha
+        # Inner steps from an outer step's start to when it is due.
+        self._ahead = delay if order == "torchft" else 0
         self._averager = averager  # the registry keeps none alive
 
     def advance(self) -> None:
@@ -85,6 +92,13 @@ class Synchronizer:
     def met(self) -> bool:
         """Tell whether an outer step has ended after the last inner step: replicas have waited for each other."""
         return any(self._since_start(fragment) == self._delay for fragment in self.fragments)
+
+    def leave(self) -> None:
+        """End the outer steps under way, or only wait for their averages where these are not due before later steps."""
+        if self._ahead:
+            self.arrived()
+        else:
+            self.finish()
 
     def finish(self) -> None:
         """End the outer steps that are under way, before they are due."""
@@ -147,7 +161,7 @@ class Synchronizer:
             if waits and (since is None or since >= self._delay):
                 raise ValueError(
                     f"after step {step} the saved state has an outer step of fragment {fragment.number} under way, "
-                    "which this has not: every, fragments and fragment_sync_delay must be as they were"
+                    "which this has not: every, fragments, fragment_sync_delay and its order must be as they were"
                 )
             fragment.under_way = waits
 
@@ -186,16 +200,19 @@ class Synchronizer:
 
     def _since_start(self, fragment: Fragment) -> int | None:
         """Return the inner steps since a fragment's last start was due; None before its first one."""
-        first = self._every * (fragment.number + 1) // len(self.fragments)
+        first = self._first(fragment)
         return None if self.step < first else (self.step - first) % self._every
 
     def _rounds(self, fragment: Fragment) -> int:
         """Return how many outer steps of a fragment came before the newest."""
-        first = self._every * (fragment.number + 1) // len(self.fragments)
-        return max(0, self.step - first) // self._every
+        return max(0, self.step - self._first(fragment)) // self._every
+
+    def _first(self, fragment: Fragment) -> int:
+        """Return the inner step after which a fragment's first outer step starts."""
+        return self._every * (fragment.number + 1) // len(self.fragments) - self._ahead
 
 
-def check_schedule(every: int, fragments: int, delay: int, alpha: float) -> None:
+def check_schedule(every: int, fragments: int, delay: int, alpha: float, order: str = "paper") -> None:
     """Check the numbers of a schedule.
 
     Raises:
@@ -215,6 +232,14 @@ def check_schedule(every: int, fragments: int, delay: int, alpha: float) -> None
         raise ValueError(
             f"fragment_sync_delay must be from 0 and below every ({every}), not {delay}: a fragment's outer step ends "
             "before its next one starts"
+        )
+    if order not in ORDERS:
+        raise ValueError(f"fragment_sync_order must be one of {', '.join(ORDERS)}, not {order!r}")
+    if order == "torchft" and delay >= every // fragments:
+        raise ValueError(
+            f"fragment_sync_delay must be from 0 and below every / fragments ({every // fragments}), not {delay}: the "
+            "first fragment's differences are taken so many steps before it is due; fragment_sync_order='paper' allows "
+            "all below every"
         )
     if not 0 <= alpha <= 1:
         raise ValueError(f"fragment_update_alpha must be from 0 to 1, not {alpha}")

@@ -105,7 +105,8 @@ def diloco(codec: str) -> Callable[[int], bytes]:
     """Train apart, and synchronise one of two fragments in each step, which is averaged while the next one runs."""
     model = net()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    context = hct.DiLoCo(model, inner, every=2, fragments=2, fragment_sync_delay=1, policy=codec)
+    more: dict[str, Any] = {"fragment_sync_delay": 1, "fragment_sync_order": "paper"}
+    context = hct.DiLoCo(model, inner, every=2, fragments=2, policy=codec, **more)
     context.__enter__()
     agreed = context._sync.globals.values()
 

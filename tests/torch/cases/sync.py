@@ -41,12 +41,19 @@ def case_diloco_is_its_rule() -> None:
     cases: list[tuple[int, list[list[str]], dict[str, Any]]] = [
         (4, [every_name], {}),
         (4, halves, {"fragments": 2}),
-        (5, halves, {"fragments": 2, "fragment_sync_delay": 3}),
+        (5, halves, {"fragments": 2, "fragment_sync_delay": 3, "fragment_sync_order": "paper"}),
+        (6, halves, {"fragments": 2, "fragment_sync_delay": 2}),
         (5, [every_name], {"fragment_sync_delay": 2, "fragment_update_alpha": 0.25}),
+        (
+            5,
+            [every_name],
+            {"fragment_sync_delay": 2, "fragment_update_alpha": 0.25, "fragment_sync_order": "paper"},
+        ),
     ]
     for every, parts, more in cases:
         delay, alpha = more.get("fragment_sync_delay", 0), more.get("fragment_update_alpha", 0.0)
-        expected = rule(dist.get_world_size(), 13, every, parts, delay, alpha)
+        order = more.get("fragment_sync_order", "torchft")
+        expected = rule(dist.get_world_size(), 13, every, parts, delay, alpha, order)
         for backend in BACKENDS:
             model = net()
             inner = adam(model)
@@ -142,39 +149,43 @@ def case_feedback_makes_up_for_what_was_lost() -> None:
 def case_resumes_with_the_same_bits() -> None:
     """Saved while one fragment is under way, and while none is."""
     chosen = policy("int4:block=128", feedback=True, min_bytes=1024)
-    more: dict[str, Any] = {"every": 4, "fragments": 2, "fragment_sync_delay": 1, "policy": chosen}
-    for backend in BACKENDS:
-        for stop, waits in ((6, True), (7, False)):
+    for backend, order, stop, waits in (
+        *((backend, "paper", stop, stop == 6) for backend in BACKENDS for stop in (6, 7)),
+        *((BACKENDS[0], "torchft", stop, stop == 5) for stop in (5, 6)),
+    ):
+        more: dict[str, Any] = {"every": 4, "fragments": 2, "fragment_sync_delay": 1, "policy": chosen}
+        more["fragment_sync_order"] = order
 
-            def made() -> tuple[nn.Module, torch.optim.Optimizer, hct.DiLoCo]:
-                model = net(torch.float32)
-                inner = adam(model)
-                return model, inner, hct.DiLoCo(model, inner, process_group=group(backend), **more)  # noqa: B023
+        def made() -> tuple[nn.Module, torch.optim.Optimizer, hct.DiLoCo]:
+            model = net(torch.float32)
+            inner = adam(model)
+            return model, inner, hct.DiLoCo(model, inner, process_group=group(backend), **more)  # noqa: B023
 
-            model, inner, context = made()
-            with context:
-                train(model, inner, range(1, stop + 1))
-                saved = copy.deepcopy((model.state_dict(), inner.state_dict()))
-                ours, memory = context.state_dict(), context._sync._averager.memory()
-                assert bool(ours["arrived"]) == waits
-                train(model, inner, range(stop + 1, 13))
-                expected = values(model) | agreed(context)
-            again, inner_again, resumed = made()
-            again.load_state_dict(saved[0])
-            inner_again.load_state_dict(saved[1])
-            resumed.load_state_dict(ours)
-            resumed._sync._averager.load_memory(memory)
-            with resumed:
-                train(again, inner_again, range(stop + 1, 13))
-                got = values(again) | agreed(resumed)
-            assert all(torch.equal(got[name], expected[name]) for name in expected), (backend, stop)
+        model, inner, context = made()
+        with context:
+            train(model, inner, range(1, stop + 1))
+            saved = copy.deepcopy((model.state_dict(), inner.state_dict()))
+            ours, memory = context.state_dict(), context._sync._averager.memory()
+            assert bool(ours["arrived"]) == waits
+            train(model, inner, range(stop + 1, 13))
+            expected = values(model) | agreed(context)
+        again, inner_again, resumed = made()
+        again.load_state_dict(saved[0])
+        inner_again.load_state_dict(saved[1])
+        resumed.load_state_dict(ours)
+        resumed._sync._averager.load_memory(memory)
+        with resumed:
+            train(again, inner_again, range(stop + 1, 13))
+            got = values(again) | agreed(resumed)
+        assert all(torch.equal(got[name], expected[name]) for name in expected), (backend, stop)
 
 
 def case_going_back_drops_what_is_under_way() -> None:
     """The last replica is late for an average that the others have under way when they load an earlier state."""
     model = net()
     inner = adam(model)
-    with hct.DiLoCo(model, inner, every=4, fragment_sync_delay=3, policy="none") as context:
+    late: dict[str, Any] = {"fragment_sync_delay": 3, "fragment_sync_order": "paper"}
+    with hct.DiLoCo(model, inner, every=4, policy="none", **late) as context:
         train(model, inner, range(1, 6))  # the average of step 4 is under way until step 7
         saved = copy.deepcopy((context.state_dict(), model.state_dict(), inner.state_dict()))
         train(model, inner, range(6, 8))
@@ -352,7 +363,13 @@ def case_replicas_begin_alike() -> None:
 def case_average_ends_with_one_model() -> None:
     model = net()
     inner = adam(model)
-    with hct.DiLoCo(model, inner, every=4, fragments=2, fragment_sync_delay=1, policy="none") as context:
+    late: dict[str, Any] = {
+        "every": 4,
+        "fragments": 2,
+        "fragment_sync_delay": 1,
+        "fragment_sync_order": "paper",
+    }
+    with hct.DiLoCo(model, inner, policy="none", **late) as context:
         train(model, inner, range(1, 7))
         assert set(context.state_dict()["arrived"]) == {"0.weight", "0.bias"}
         context._sync.finish()
@@ -362,7 +379,7 @@ def case_average_ends_with_one_model() -> None:
     mean = {name: torch.stack(MPI.COMM_WORLD.allgather(tensor)).mean(0) for name, tensor in mine.items()}
     assert_close(values(model), mean, 1e-12)
     assert_same_everywhere(values(model))
-    with hct.DiLoCo(model, inner, every=4, fragments=2, fragment_sync_delay=1, policy="none") as again:
+    with hct.DiLoCo(model, inner, policy="none", **late) as again:
         state = context.state_dict()
         again.load_state_dict(state)  # nothing is under way after step 6, where something would be
         train(model, inner, range(7, 9))
@@ -395,18 +412,106 @@ def case_average_has_what_has_changed_since_the_last_step() -> None:
 
 
 def case_leaving_ends_what_is_under_way() -> None:
-    for error in (None, KeyError):
-        model = net()
-        inner = adam(model)
-        context = hct.DiLoCo(model, inner, every=4, fragment_sync_delay=2, policy="none")
-        try:
-            with context:
-                train(model, inner, range(1, 5))
-                if error is not None:
-                    raise error
-        except KeyError:
-            pass
-        assert bool(context.state_dict()["arrived"]) == (error is not None)
+    """By the paper's order; by torchft's it is due later, when the context is entered again."""
+    for order, ends in (("paper", 4), ("torchft", 6)):
+        for error in (None, KeyError):
+            model = net()
+            inner = adam(model)
+            more: dict[str, Any] = {"every": 4, "fragment_sync_delay": 2, "fragment_sync_order": order}
+            context = hct.DiLoCo(model, inner, policy="none", **more)
+            try:
+                with context:
+                    train(model, inner, range(1, ends + 1))
+                    if error is not None:
+                        raise error
+            except KeyError:
+                pass
+            assert bool(context.state_dict()["arrived"]) == (error is not None or order == "torchft")
+    whole = net()
+    inner = adam(whole)
+    with hct.DiLoCo(whole, inner, policy="none", **more):
+        train(whole, inner, range(1, 9))
+    with context:
+        train(model, context._optimizer, range(7, 9))
+    assert all(torch.equal(tensor, values(whole)[name]) for name, tensor in values(model).items())
+
+
+class Manager:
+    """A manager of torchft that all replicas of the default group share, and that none of them leaves."""
+
+    _use_async_quorum = False
+
+    def __init__(self) -> None:
+        self._step = 0
+
+    def current_step(self) -> int:
+        return self._step
+
+    def start_quorum(self) -> None: ...
+
+    def should_commit(self) -> bool:
+        self._step += 1
+        return True
+
+    def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> dist.Work:
+        tensor /= dist.get_world_size()
+        return dist.all_reduce(tensor, group=group("gloo"), async_op=True)
+
+    def allow_state_dict_read(self) -> None: ...
+
+    def disallow_state_dict_read(self) -> None: ...
+
+    def register_state_dict_fn(self, *_: object) -> None: ...
+
+
+def case_diloco_is_torchfts() -> None:
+    """As torchft's own class has it, after every step: a program that moves from there trains as before."""
+    from torchft import local_sgd
+
+    cases: list[tuple[int, int, int, float]] = [
+        (4, 1, 0, 0.0),
+        (4, 1, 3, 0.0),
+        (6, 2, 2, 0.0),
+        (6, 2, 1, 0.25),
+    ]
+    for every, fragments, delay, alpha in cases:
+        ours, theirs = net(torch.float32), net(torch.float32)
+        parts = {"ours": [ours], "theirs": [theirs]}
+        if fragments == 2:
+            parts = {"ours": [ours[0], ours[2]], "theirs": [theirs[0], theirs[2]]}
+        inner, inner_theirs = adam(ours), adam(theirs)
+        more: dict[str, Any] = {"fragment_sync_delay": delay, "fragment_update_alpha": alpha}
+        # One for each part: torchft's step of one for all takes the other parts' gradients for differences.
+        outer = [
+            torch.optim.SGD(part.parameters(), lr=LR, momentum=MOMENTUM, nesterov=True)
+            for part in parts["theirs"]
+        ]
+        reference = local_sgd.DiLoCo(
+            Manager(), parts["theirs"], inner_theirs, outer, sync_every=every, **more
+        )
+        context = hct.DiLoCo(ours, inner, every=every, fragments=parts["ours"], policy="none", **more)
+        for begin, end in ((1, 2 * every), (2 * every, 3 * every + 1)):  # leave it once before an outer step
+            with context, reference:
+                for step in range(begin, end):
+                    train(ours, inner, range(step, step + 1))
+                    train(theirs, inner_theirs, range(step, step + 1))
+                    assert_close(values(ours), values(theirs), 1e-6)
+            assert_close(values(ours), values(theirs), 1e-6)
+
+
+def case_local_sgd_is_torchfts() -> None:
+    from torchft import local_sgd
+
+    ours, theirs = net(torch.float32), net(torch.float32)
+    inner, inner_theirs = adam(ours), adam(theirs)
+    with (
+        hct.LocalSGD(ours, inner, every=3, policy="none"),
+        local_sgd.LocalSGD(Manager(), theirs, inner_theirs, sync_every=3),
+    ):
+        for step in range(1, 8):
+            train(ours, inner, range(step, step + 1))
+            train(theirs, inner_theirs, range(step, step + 1))
+            assert_close(values(ours), values(theirs), 1e-6)
 
 
 def case_values_that_are_not_finite_are_told_to_all() -> None:
@@ -442,7 +547,8 @@ def case_a_late_replica_is_told() -> None:
 
     model = net()
     inner = adam(model)
-    context = hct.DiLoCo(model, inner, every=2, fragment_sync_delay=1, policy="int8", process_group=ours)
+    more: dict[str, Any] = {"every": 2, "fragment_sync_delay": 1, "fragment_sync_order": "paper"}
+    context = hct.DiLoCo(model, inner, policy="int8", process_group=ours, **more)
     with context:
         train(model, inner, range(1, 4))  # makes the communicator
         earlier = context.state_dict()

@@ -60,9 +60,12 @@ def assert_close(got: Tensors, expected: Tensors, tolerance: float) -> None:
 
 
 def rule(
-    ranks: int, steps: int, every: int, parts: list[list[str]], delay: int, alpha: float
+    ranks: int, steps: int, every: int, parts: list[list[str]], delay: int, alpha: float, order: str = "paper"
 ) -> list[Tensors]:
-    """Run streaming DiLoCo by its formulas in this process; return all replicas' parameters, the global ones last."""
+    """Run streaming DiLoCo by its formulas in this process; return all replicas' parameters, the global ones last.
+
+    An outer step is due when its differences are taken, in the paper's order, or when they are applied, in torchft's.
+    """
     models = [net() for _ in range(ranks)]
     optimizers = [adam(model) for model in models]
     whole, momentum = values(models[0]), {name: torch.zeros_like(p) for name, p in values(models[0]).items()}
@@ -72,7 +75,7 @@ def rule(
             inner_step(model, optimizer, rank, t)
         mine = [dict(model.named_parameters()) for model in models]
         for number, names in enumerate(parts):
-            first = every * (number + 1) // len(parts)
+            first = every * (number + 1) // len(parts) - (delay if order == "torchft" else 0)
             if t >= first and (t - first) % every == 0:
                 for name in names:
                     sent[name] = torch.stack([whole[name] - each[name].detach() for each in mine]).mean(0)
