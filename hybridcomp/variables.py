@@ -385,8 +385,9 @@ def warn_of_unknown(rank: int) -> None:
     _warned = True
     if rank or os.environ.get(WARNED.name):
         return
+    from hybridcomp.style import say  # noqa: PLC0415  (importing torch is not to wait for it)
+
     for name, nearest in sorted(unknown().items()):
         meant = f"; did you mean {nearest}?" if nearest else ""
-        shown = "".join(one if one.isprintable() else "?" for one in name[:_MOST_SHOWN])
-        print(f"hybridcomp: there is no variable {shown}{meant}", file=sys.stderr)
+        say(f"hybridcomp: there is no variable {name[:_MOST_SHOWN]}{meant}", sys.stderr)
         os.environ[WARNED.name] = "1"
