@@ -131,12 +131,14 @@ def check(codec: Codec, storage: Array, dtype: str, *, outputs: bool = True) -> 
             assert_same(
                 as_float[0], as_float[1], f"{codec.spec}: {storage.size} {dtype} into {out_kind.label}"
             )
-    acc = common.accumulator(kind, storage.size)
+    acc = common.with_specials(common.accumulator(kind, storage.size))
     total = to_device(acc)
     with np.errstate(all="ignore"):
         hc.decode_add(want, acc)
     hc.decode_add(msg, total)
-    assert_same(to_host(total), acc, f"{codec.spec}: {storage.size} {dtype} added")
+    what = f"{codec.spec}: {storage.size} {dtype} added"
+    assert_same(to_host(total), acc, what)
+    assert to_host(total).tobytes() == acc.tobytes(), f"{what}: a NaN of a sum has the same bits everywhere"
 
 
 # Codecs whose bytes on a device may be others than the CPU's: another zstd, matrix products in another order.

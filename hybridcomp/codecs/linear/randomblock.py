@@ -159,9 +159,9 @@ class RandomBlockCodec(LinearCodec):
             values = np.empty(inner.count, acc.dtype)
             decoder.decode_flat(message, inner, values, header.dtype.accumulator)
             head, tail = np.split(values, [first.stop - first.start])
-            with np.errstate(all="ignore"):  # as kernels add
-                acc[first] += head
-                acc[last] += tail
+            for part, place in ((head, first), (tail, last)):
+                kind, convert = header.dtype.accumulator, native.kernels().convert
+                convert(part, kind, acc[place], kind, True)
         else:
             decoder.decode_add_flat(message, inner, acc[first])
 

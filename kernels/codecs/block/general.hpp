@@ -38,7 +38,7 @@ void range_of(const T* x, std::size_t m, typename Real<T>::Signed* low, typename
 template <typename T, bool Add>
 void put(T* out, T value) {
   if constexpr (Add)
-    *out += value;
+    *out = quieted(*out + value);
   else
     *out = value;
 }

@@ -309,7 +309,7 @@ void add_fields(const std::uint8_t* const* q, const T* scales, std::size_t n, co
       else
         sum += static_cast<T>(signed_field<Bits>(from[k][i], Part)) * scale[k];
     }
-    sums[i] = sum;
+    sums[i] = quieted(sum);
   }
 }
 

@@ -185,7 +185,7 @@ inline void put_values(const Ints& q, T step, std::uint8_t* out) {
 #pragma GCC ivdep  // `out` is no part of q
   for (std::size_t i = 0; i < kB; ++i) {
     const T y = bounded_value<T>(q.v[i], step);
-    to[i] = Add ? to[i] + y : y;
+    to[i] = Add ? quieted(to[i] + y) : y;
   }
 }
 

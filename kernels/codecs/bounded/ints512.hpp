@@ -171,7 +171,7 @@ inline void get_planes(const std::uint8_t* in, std::uint32_t planes, Ints* q) {
 template <DTypeCode O, bool Add>
 inline void put_floats(__m512 y, std::uint8_t* out) {
   if constexpr (O == kFloat32) {
-    if constexpr (Add) y = _mm512_add_ps(_mm512_loadu_ps(out), y);
+    if constexpr (Add) y = quieted(_mm512_add_ps(_mm512_loadu_ps(out), y));
     _mm512_storeu_ps(out, y);
   } else if constexpr (O == kFloat16) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtps_ph(y, kNearest));
@@ -199,7 +199,7 @@ inline void put_values(const Ints& q, T step, std::uint8_t* out) {
       for (int j = 0; j < 2; ++j) {
         std::uint8_t* const to = out + i * 128 + j * 64;
         __m512d y = _mm512_mul_pd(_mm512_cvtepi32_pd(part[j]), _mm512_set1_pd(step));
-        if constexpr (Add) y = _mm512_add_pd(_mm512_loadu_pd(to), y);
+        if constexpr (Add) y = quieted(_mm512_add_pd(_mm512_loadu_pd(to), y));
         _mm512_storeu_pd(to, y);
       }
     }

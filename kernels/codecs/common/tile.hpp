@@ -31,6 +31,24 @@ inline bool aligned(const void* p) {
   return reinterpret_cast<std::uintptr_t>(p) % alignof(T) == 0;
 }
 
+// For vectors as for single values.
+using hybridcomp::quieted;
+#if defined(__AVX512F__)
+inline __m512 quieted(__m512 x) {
+  const __m512i nan = _mm512_set1_epi32(static_cast<int>(Real<float>::kNan));
+  return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_castsi512_ps(nan));
+}
+inline __m512d quieted(__m512d x) {
+  const __m512i nan = _mm512_set1_epi64(static_cast<long long>(Real<double>::kNan));
+  return _mm512_mask_mov_pd(x, _mm512_cmp_pd_mask(x, x, _CMP_UNORD_Q), _mm512_castsi512_pd(nan));
+}
+#elif defined(__AVX2__)
+inline __m256 quieted(__m256 x) {
+  const __m256i nan = _mm256_set1_epi32(static_cast<int>(Real<float>::kNan));
+  return _mm256_blendv_ps(x, _mm256_castsi256_ps(nan), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+#endif
+
 inline void half_to_float(const std::uint16_t* src, float* dst, std::size_t n) {
   std::size_t i = 0;
 #if defined(__AVX512F__)
@@ -198,7 +216,7 @@ void store_add(const T* src, std::uint8_t* dst, std::size_t m) {
     std::memcpy(copy, dst, m * sizeof(S));
     out = copy;
   }
-  for (std::size_t i = 0; i < m; ++i) out[i] += static_cast<S>(src[i]);
+  for (std::size_t i = 0; i < m; ++i) out[i] = quieted(out[i] + static_cast<S>(src[i]));
   if (out == copy) std::memcpy(dst, copy, m * sizeof(S));
 }
 

@@ -61,7 +61,7 @@ void add_widened(const std::uint16_t* src, float* dst, std::size_t n) {
       x = _mm512_maskz_cvtph_ps(0xFFFF, h);
     else
       x = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, h), 16));
-    _mm512_storeu_ps(dst + i, _mm512_add_ps(_mm512_loadu_ps(dst + i), x));
+    _mm512_storeu_ps(dst + i, quieted(_mm512_add_ps(_mm512_loadu_ps(dst + i), x)));
   }
 #elif defined(__AVX2__)
   for (; i + 8 <= n; i += 8) {
@@ -72,11 +72,12 @@ void add_widened(const std::uint16_t* src, float* dst, std::size_t n) {
       x = _mm256_cvtph_ps(h);
     else
       x = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
-    _mm256_storeu_ps(dst + i, _mm256_add_ps(_mm256_loadu_ps(dst + i), x));
+    _mm256_storeu_ps(dst + i, quieted(_mm256_add_ps(_mm256_loadu_ps(dst + i), x)));
   }
 #endif
   for (; i < n; ++i)
-    dst[i] += float_of(S == kFloat16 ? half_to_float_bits(src[i]) : bfloat_to_float_bits(src[i]));
+    dst[i] =
+        quieted(dst[i] + float_of(S == kFloat16 ? half_to_float_bits(src[i]) : bfloat_to_float_bits(src[i])));
 }
 
 template <DTypeCode S, DTypeCode D>

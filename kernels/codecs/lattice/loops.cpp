@@ -125,7 +125,7 @@ void values(const typename Integer<Bits>::Type* __restrict q, std::size_t m,
             typename LatticeCompute<T, Bits>::Type scale, T* __restrict out) {
   for (std::size_t i = 0; i < m; ++i) {
     const T value = lattice_value<T, Bits>(q[i], scale);
-    out[i] = Add ? out[i] + value : value;
+    out[i] = Add ? quieted(out[i] + value) : value;
   }
 }
 

@@ -214,7 +214,7 @@ void reconstruct(const float* p, const float* q, std::size_t n, std::size_t rows
                  std::size_t rank, float* m, bool add) {
   over_lines(p, q, n, rows, cols, rank, [&](std::size_t at, const float* line, std::size_t width) {
     if (add)
-      for (std::size_t j = 0; j < width; ++j) m[at + j] += line[j];
+      for (std::size_t j = 0; j < width; ++j) m[at + j] = quieted(m[at + j] + line[j]);
     else
       std::memcpy(m + at, line, width * sizeof(float));
   });

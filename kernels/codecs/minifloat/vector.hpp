@@ -218,7 +218,7 @@ std::size_t encode_mx(const float* x, const float* inverse, std::size_t blocks, 
 template <bool Add>
 inline void put(float* out, float value) {
   if constexpr (Add)
-    *out += value;
+    *out = quieted(*out + value);
   else
     *out = value;
 }
@@ -261,7 +261,7 @@ inline void decode16(const std::uint8_t* codes, float scale, float* out) {
     if constexpr (F == kE4M3) v = _mm512_mul_ps(v, _mm512_set1_ps(256.0f));
   }
   v = _mm512_mul_ps(v, _mm512_set1_ps(scale));
-  _mm512_storeu_ps(out, Add ? _mm512_add_ps(_mm512_loadu_ps(out), v) : v);
+  _mm512_storeu_ps(out, Add ? quieted(_mm512_add_ps(_mm512_loadu_ps(out), v)) : v);
 }
 
 #elif defined(__AVX2__)
@@ -290,7 +290,7 @@ inline void decode16(const std::uint8_t* codes, float scale, float* out) {
   for (int i = 0; i < 2; ++i) {
     float* const to = out + 8 * i;
     const __m256 value = _mm256_mul_ps(v[i], _mm256_set1_ps(scale));
-    _mm256_storeu_ps(to, Add ? _mm256_add_ps(_mm256_loadu_ps(to), value) : value);
+    _mm256_storeu_ps(to, Add ? quieted(_mm256_add_ps(_mm256_loadu_ps(to), value)) : value);
   }
 }
 

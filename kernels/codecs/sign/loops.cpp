@@ -40,7 +40,7 @@ void spread(std::uint32_t bits, float mean, float* out) {
   const __m512i m = _mm512_castps_si512(_mm512_set1_ps(mean));
   const __m512 v = _mm512_castsi512_ps(_mm512_mask_xor_epi32(
       m, static_cast<__mmask16>(bits), m, _mm512_set1_epi32(static_cast<int>(0x80000000u))));
-  _mm512_storeu_ps(out, Add ? _mm512_add_ps(_mm512_loadu_ps(out), v) : v);
+  _mm512_storeu_ps(out, Add ? quieted(_mm512_add_ps(_mm512_loadu_ps(out), v)) : v);
 #elif defined(__AVX2__)
   const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   for (int half = 0; half < 2; ++half, bits >>= 8, out += 8) {
@@ -49,12 +49,12 @@ void spread(std::uint32_t bits, float mean, float* out) {
     const __m256 v = _mm256_xor_ps(
         _mm256_set1_ps(mean),
         _mm256_castsi256_ps(_mm256_and_si256(set, _mm256_set1_epi32(static_cast<int>(0x80000000u)))));
-    _mm256_storeu_ps(out, Add ? _mm256_add_ps(_mm256_loadu_ps(out), v) : v);
+    _mm256_storeu_ps(out, Add ? quieted(_mm256_add_ps(_mm256_loadu_ps(out), v)) : v);
   }
 #else
   for (std::size_t i = 0; i < kLanes; ++i) {
     const float v = float_of(bits_of(mean) ^ ((bits >> i & 1u) << 31));
-    out[i] = Add ? out[i] + v : v;
+    out[i] = Add ? quieted(out[i] + v) : v;
   }
 #endif
 }
@@ -62,7 +62,7 @@ template <bool Add>
 void spread(std::uint32_t bits, double mean, double* out) {
   for (std::size_t i = 0; i < kLanes; ++i) {
     const double v = float_of(bits_of(mean) ^ (static_cast<std::uint64_t>(bits >> i & 1u) << 63));
-    out[i] = Add ? out[i] + v : v;
+    out[i] = Add ? quieted(out[i] + v) : v;
   }
 }
 

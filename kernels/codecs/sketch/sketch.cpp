@@ -50,7 +50,7 @@ void add_all(const std::uint8_t* words, std::size_t n, const std::uint8_t* value
     T sum, value;
     std::memcpy(&sum, out + i * sizeof(T), sizeof(T));
     std::memcpy(&value, values, sizeof(T));
-    sum += value;
+    sum = quieted(sum + value);
     std::memcpy(out + i * sizeof(T), &sum, sizeof(T));
     values += sizeof(T);
   });

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstring>
 
+#include "hybridcomp/arithmetic.hpp"
+
 namespace hybridcomp {
 namespace {
 
@@ -70,7 +72,7 @@ void put_list(const std::uint8_t* section, std::size_t count, const std::uint8_t
     if constexpr (kAdd) {
       T sum;
       std::memcpy(&sum, place, sizeof(T));
-      value = sum + value;
+      value = quieted(sum + value);
     }
     std::memcpy(place, &value, sizeof(T));
   }

@@ -219,7 +219,7 @@ void expand_rest(const std::uint8_t* bitmap, std::size_t at, std::size_t m, cons
       if constexpr (kAdd) {
         T sum;
         std::memcpy(&sum, element, sizeof(T));
-        value = sum + value;
+        value = quieted(sum + value);
       }
       std::memcpy(element, &value, sizeof(T));
     }
@@ -245,11 +245,12 @@ void expand(const std::uint8_t* bitmap, std::size_t m, const std::uint8_t* value
     std::uint8_t* const place = out + at * sizeof(T);
     if constexpr (kAdd && kWide == 8) {
       const __m512d sum = _mm512_loadu_pd(place);
-      _mm512_storeu_pd(
-          place, _mm512_mask_add_pd(sum, static_cast<__mmask8>(mask), sum, _mm512_castsi512_pd(spread)));
+      const __m512d added = quieted(_mm512_add_pd(sum, _mm512_castsi512_pd(spread)));
+      _mm512_storeu_pd(place, _mm512_mask_mov_pd(sum, static_cast<__mmask8>(mask), added));
     } else if constexpr (kAdd) {
       const __m512 sum = _mm512_loadu_ps(place);
-      _mm512_storeu_ps(place, _mm512_mask_add_ps(sum, mask, sum, _mm512_castsi512_ps(spread)));
+      const __m512 added = quieted(_mm512_add_ps(sum, _mm512_castsi512_ps(spread)));
+      _mm512_storeu_ps(place, _mm512_mask_mov_ps(sum, mask, added));
     } else if constexpr (sizeof(T) == 2) {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(place), _mm512_maskz_cvtepi32_epi16(0xFFFF, spread));
     } else {

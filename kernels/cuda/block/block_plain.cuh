@@ -227,7 +227,7 @@ HC_DEVICE void sum_plain(const Messages& messages, uint32_t peers, uint64_t n, u
           T values[4];
           values_of(words[p], quad, scale[p], values);
 #pragma unroll
-          for (int k = 0; k < 4; ++k) sums[quad][k] += values[k];
+          for (int k = 0; k < 4; ++k) add_to(&sums[quad][k], values[k]);
         }
       }
     }
@@ -240,7 +240,7 @@ HC_DEVICE void sum_plain(const Messages& messages, uint32_t peers, uint64_t n, u
     for (int p = 0; p < kMostPeers; ++p) {
       if (static_cast<uint32_t>(p) >= peers) continue;
       const uint8_t* const scales = messages.scales[p];
-      sum += Values<T>(scales, scales + packed_at, n, block, false).at(i);
+      add_to(&sum, Values<T>(scales, scales + packed_at, n, block, false).at(i));
     }
     acc[i] = sum;
   }

@@ -58,7 +58,7 @@ HC_DEVICE void put_chunk(StorageOf<D>* chunk, bool packs, Values values) {
 #pragma unroll
       for (int i = 0; i < kFour; ++i) {
         if constexpr (Add)
-          pack[row].of[i] += static_cast<StorageOf<D>>(v[i]);
+          add_to(pack[row].of + i, static_cast<StorageOf<D>>(v[i]));
         else
           pack[row].of[i] = stored<D>(v[i]);
       }
@@ -134,7 +134,7 @@ HC_DEVICE void sum_messages(T* acc, uint64_t whole, uint64_t n, uint32_t block, 
         S v[kFour];
         values(words[p][row], scales[p][row], v);
 #pragma unroll
-        for (int i = 0; i < kFour; ++i) sums[row].of[i] += static_cast<T>(v[i]);
+        for (int i = 0; i < kFour; ++i) add_to(sums[row].of + i, static_cast<T>(v[i]));
       }
     }
 #pragma unroll
@@ -151,7 +151,7 @@ HC_DEVICE void sum_messages(T* acc, uint64_t whole, uint64_t n, uint32_t block, 
     T sum = acc[e];
 #pragma unroll
     for (int p = 0; p < kMostPeers; ++p)
-      if (static_cast<uint32_t>(p) < peers) sum += static_cast<T>(value(messages.of[p], e));
+      if (static_cast<uint32_t>(p) < peers) add_to(&sum, static_cast<T>(value(messages.of[p], e)));
     acc[e] = sum;
   }
 }

@@ -71,11 +71,17 @@ HC_DEVICE void load_pack(const StorageOf<D>* src, ComputeOf<D>* out) {
   for (int i = 0; i < N; ++i) out[i] = loaded<D>(pack.of[i]);
 }
 
+// Compute sum += value as the CPU does, to the bits of a NaN.
+template <typename T>
+HC_DEVICE void add_to(T* sum, T value) {
+  *sum = quieted(*sum + value);
+}
+
 // Write (or, to float and double, add) computed values to a decoder's output.
 template <DTypeCode D, bool Add, typename T>
 HC_DEVICE void put(StorageOf<D>* out, T value) {
   if constexpr (Add)
-    *out += static_cast<StorageOf<D>>(value);
+    add_to(out, static_cast<StorageOf<D>>(value));
   else
     *out = stored<D>(value);
 }
@@ -87,7 +93,7 @@ HC_DEVICE void put_pack(StorageOf<D>* out, const T* values) {
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     if constexpr (Add)
-      pack.of[i] += static_cast<StorageOf<D>>(values[i]);
+      add_to(pack.of + i, static_cast<StorageOf<D>>(values[i]));
     else
       pack.of[i] = stored<D>(values[i]);
   }

@@ -71,7 +71,7 @@ HC_DEVICE void put_quad(StorageOf<D>* out, bool wide, const T* values) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if constexpr (Add)
-      pack.of[i] += static_cast<StorageOf<D>>(values[i]);
+      add_to(pack.of + i, static_cast<StorageOf<D>>(values[i]));
     else
       pack.of[i] = storage_of<D>(values[i]);
   }

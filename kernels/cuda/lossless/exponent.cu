@@ -49,9 +49,9 @@ HC_DEVICE void decode(const uint8_t* payload, const uint64_t* starts, uint64_t n
       if constexpr (!Add)
         static_cast<Word*>(out)[at] = words[k];
       else if constexpr (D == kFloat32 || D == kFloat64)
-        static_cast<ComputeOf<D>*>(out)[at] += float_of(words[k]);
+        add_to(static_cast<ComputeOf<D>*>(out) + at, float_of(words[k]));
       else
-        static_cast<ComputeOf<D>*>(out)[at] += loaded<D>(words[k]);
+        add_to(static_cast<ComputeOf<D>*>(out) + at, loaded<D>(words[k]));
     }
   }
 }

@@ -171,12 +171,12 @@ struct SumOut {
     if (packs && left >= kEach) {
       Pack<Target, kEach> pack = *reinterpret_cast<const Pack<Target, kEach>*>(out);
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) pack.of[i] += value(words[i]);
+      for (int i = 0; i < kEach; ++i) add_to(pack.of + i, value(words[i]));
       *reinterpret_cast<Pack<Target, kEach>*>(out) = pack;
     } else {
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
-        if (static_cast<uint64_t>(i) < left) out[i] += value(words[i]);
+        if (static_cast<uint64_t>(i) < left) add_to(out + i, value(words[i]));
     }
   }
 };

@@ -80,7 +80,7 @@ struct BitsOf<double> {
 template <typename T, bool Add>
 HC_DEVICE void put_value(T* place, typename BitsOf<T>::Type value) {
   if constexpr (Add)
-    *place += float_of(value);
+    add_to(place, float_of(value));
   else
     *place = value;
 }

@@ -80,6 +80,16 @@ struct Real<double> {
 HC_HD std::uint32_t magnitude(float x) { return bits_of(x) & Real<float>::kMagnitude; }
 HC_HD std::uint64_t magnitude(double x) { return bits_of(x) & Real<double>::kMagnitude; }
 
+// Return a sum or a product, or the usual NaN if it is one: which of two NaNs an addition passes on, and with
+// which sign it makes one of infinities, depends on the processor and on the order of the operands in the
+// instruction, which the compiler chooses. Every value that is added to other ranks' goes through this.
+HC_HD float quieted(float x) {
+  return magnitude(x) > Real<float>::kInfinity ? float_of(Real<float>::kNan) : x;
+}
+HC_HD double quieted(double x) {
+  return magnitude(x) > Real<double>::kInfinity ? float_of(Real<double>::kNan) : x;
+}
+
 // -- block quantization ----------------------------------------------------------------------------------
 
 template <typename T>
