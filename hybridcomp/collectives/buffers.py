@@ -48,9 +48,32 @@ _DATATYPES: dict[DType, MPI.Datatype] = {
 }
 
 
+def datatype_of(*specs: Any) -> MPI.Datatype | None:
+    """Return the datatype of the first of some buffer specifications that has one; None if none has."""
+    for spec in specs:
+        data, datatype = spec, None
+        if isinstance(spec, list | tuple) and spec:
+            data, datatype = spec[0], spec[-1]
+        if isinstance(datatype, MPI.Datatype):
+            return datatype
+        if not isinstance(datatype, str):
+            datatype = getattr(getattr(data, "dtype", None), "char", None)
+        if datatype is not None:
+            try:
+                return MPI.Datatype.fromcode(datatype)
+            except ValueError:
+                continue
+    return None
+
+
 def typed(data: Any, dtype: DType) -> list[Any]:
     """Return an mpi4py specification of an array with its datatype named: NumPy's own fails for unaligned arrays."""
     return [_bytes(data), _DATATYPES[dtype]]
+
+
+def datatype(dtype: DType) -> MPI.Datatype | None:
+    """Return MPI's datatype of elements; None for float16 and bfloat16, which it lacks."""
+    return _DATATYPES.get(dtype)
 
 
 def raw(flat: Flat) -> list[Any]:

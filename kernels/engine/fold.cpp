@@ -1,45 +1,47 @@
 #include "engine/fold.hpp"
 
-#include <algorithm>
+#include <utility>
 
 namespace hybridcomp::engine {
 namespace {
 
-template <typename T>
-void fold_all(Fold fold, const std::uint8_t* from_bytes, std::uint8_t* into_bytes, std::size_t n) {
-  const T* const from = reinterpret_cast<const T*>(from_bytes);
-  T* const into = reinterpret_cast<T*>(into_bytes);
-  switch (fold) {
-    case Fold::kSum:
-      for (std::size_t i = 0; i < n; ++i) into[i] = static_cast<T>(into[i] + from[i]);
-      return;
-    case Fold::kMax:
-      for (std::size_t i = 0; i < n; ++i) into[i] = std::max(into[i], from[i]);
-      return;
-    default:
-      for (std::size_t i = 0; i < n; ++i) into[i] = static_cast<T>(into[i] | from[i]);
-  }
+// A user function of MPI is told the datatype by a handle, which is of another size in each MPI: so there is
+// one for each type.
+template <Fold F, int D, typename Count>
+void reduce(void* from, void* into, Count* n, void*) {
+  kernels().fold->into(F, D, from, into, static_cast<std::size_t>(*n));
+}
+
+template <typename Count, int D, int... F>
+std::uintptr_t function_of(Fold fold, std::integer_sequence<int, F...>) {
+  std::uintptr_t found = 0;
+  ((static_cast<int>(fold) == F
+        ? void(found = reinterpret_cast<std::uintptr_t>(&reduce<static_cast<Fold>(F), D, Count>))
+        : void()),
+   ...);
+  return found;
+}
+
+template <int... D>
+std::uintptr_t found(Fold fold, int dtype, bool large, std::integer_sequence<int, D...>) {
+  constexpr std::make_integer_sequence<int, static_cast<int>(Fold::kFolds)> every;
+  std::uintptr_t address = 0;
+  ((dtype == D
+        ? void(address = large ? function_of<std::int64_t, D>(fold, every) : function_of<int, D>(fold, every))
+        : void()),
+   ...);
+  return address;
 }
 
 }  // namespace
 
-bool folds(Fold fold, int dtype) {
-  if (dtype < kUint8 || !bytes_of(dtype)) return false;
-  const bool without_sign = dtype == kUint8 || dtype >= kUint16;
-  return fold == Fold::kSum || (without_sign && (fold == Fold::kMax || fold == Fold::kOr));
-}
+bool folds(Fold fold, int dtype) { return kernels().fold->into(fold, dtype, nullptr, nullptr, 0); }
 
-void fold_into(Fold fold, std::size_t size, const std::uint8_t* from, std::uint8_t* into, std::size_t n) {
-  switch (size) {
-    case 1:
-      return fold_all<std::uint8_t>(fold, from, into, n);
-    case 2:
-      return fold_all<std::uint16_t>(fold, from, into, n);
-    case 4:
-      return fold_all<std::uint32_t>(fold, from, into, n);
-    default:
-      return fold_all<std::uint64_t>(fold, from, into, n);
-  }
+std::uintptr_t mpi_function(Fold fold, int dtype, bool large) {
+  if (!folds(fold, dtype)) return 0;
+  return found(fold, dtype, large,
+               std::integer_sequence<int, kFloat32, kFloat64, kComplex64, kComplex128, kFloatAt, kDoubleAt,
+                                     kLongDouble>());
 }
 
 }  // namespace hybridcomp::engine

@@ -36,8 +36,9 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
                              std::span<const std::int64_t> refs, const std::size_t (&limits)[kBuffers],
                              int rank, int ranks, int channels) {
   if (rows.size() % kStepWords || rooms.size() % kSlotWords) return "steps or slots are not whole";
-  if (carriage.fold != Fold::kNone && (!folds(carriage.fold, carriage.dtype) || carriage.encoder))
-    return "such integers are not folded so, or are encoded";
+  if (carriage.fold != Fold::kNone &&
+      (!bytes_of(carriage.dtype) || !folds(carriage.fold, carriage.dtype) || carriage.encoder))
+    return "such elements are not folded so, or are encoded";
   if (carriage.bounds && carriage.bounds->size() != rooms.size() / kSlotWords)
     return "every slot has a bound, or none";
   for (std::size_t at = 0; at < rooms.size(); at += kSlotWords) {
@@ -73,7 +74,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     step.span = static_cast<BufferId>(w[5]);
     step.out = static_cast<BufferId>(w[7]);
     step.divide = w[9] == 1;
-    if (step.divide && carriage.fold != Fold::kNone) return "integers are not divided";
+    if (step.divide && carriage.fold != Fold::kNone) return "what is folded is not divided";
     step.peer = static_cast<int>(w[2]);
     step.channel = static_cast<int>(w[3]);
     if (w[4] <= 0 || w[6] < 0 || w[8] < 0) return "a step has no elements, or begins before its buffer";
@@ -131,6 +132,9 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     };
     if (reads_slot(kind) && !read(w[1])) return "a step reads a slot that holds no message of its length";
     step.slots = {static_cast<std::uint32_t>(lists.size()), static_cast<std::uint32_t>(w[12])};
+    if (carriage.fold != Fold::kNone && (kind == kSum || kind == kSumEncode) && step.span == kNoBuffer &&
+        !w[12])
+      return "a step folds nothing";
     for (std::int64_t s = 0; s < w[12]; ++s) {
       const std::int64_t slot = refs[static_cast<std::size_t>(w[11] + s)];
       if (!read(slot)) return "a step reads a slot that holds no message of its length";

@@ -70,7 +70,7 @@ struct Carriage {
   std::optional<Encoder> encoder;  // empty if all slots are plain, or Python encodes
   std::uint8_t codec;
   std::uint32_t params;
-  DTypeCode dtype;    // type of the caller's elements; integers only with a fold
+  DTypeCode dtype;    // type of the caller's elements; others than floats only with a fold
   int ranks;          // divisor of sums whose steps divide
   bool stream;        // results are written past the caches
   std::size_t bytes;  // uncompressed, for priorities
@@ -78,7 +78,7 @@ struct Carriage {
   // elements that fit, with an odd number of bytes, or the elements as they are, with an even number. 0 for
   // messages whose codec and length both ends know.
   std::size_t framed = 0;
-  // For sums of uncompressed integers: the operation that joins two.
+  // For reductions of uncompressed elements other than sums of floats: the operation that joins two.
   Fold fold = Fold::kNone;
   // Set if Python encodes, decodes and sums encoded messages: for each slot, bytes of its longest message.
   std::optional<std::vector<std::size_t>> bounds = std::nullopt;

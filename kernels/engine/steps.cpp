@@ -233,21 +233,25 @@ bool Execution::sum(std::uint32_t index, const Step& step) {
   return false;
 }
 
-// Sum uncompressed integers: those of the payloads, and of a span if there is one.
+// Fold uncompressed elements: those of a span if there is one, and those of the payloads, in order.
 bool Execution::fold(const Step& step) {
-  const std::size_t size = bytes_of(program_->carriage.dtype), bytes = step.count * size;
+  const Fold how = program_->carriage.fold;
+  const int dtype = program_->carriage.dtype;
+  const std::size_t size = bytes_of(dtype), bytes = step.count * size;
   const std::uint8_t* const own = step.span == kNoBuffer ? nullptr : address(step.span, step.span_at);
   std::uint8_t* const out = step.out == kNoBuffer ? nullptr : address(step.out, step.out_at);
   const bool sends = step.kind == kSumEncode, there = out && (!sends || unshared_);  // where it is sent from
   std::uint8_t* const sum = there ? out : room(step.slot, program_->slots[step.slot].bytes);
+  std::span<const Payload> others = payloads_;
+  const std::uint8_t* first = own;
+  if (!own) {
+    first = others.front().data;
+    others = others.subspan(1);
+  }
   for (std::size_t at = 0; at < bytes; at += kFoldTile) {
     const std::size_t n = std::min(kFoldTile, bytes - at);
-    if (own)
-      std::memmove(sum + at, own + at, n);
-    else
-      std::memset(sum + at, 0, n);
-    for (const Payload& p : payloads_)
-      fold_into(program_->carriage.fold, size, p.data + at, sum + at, n / size);
+    std::memmove(sum + at, first + at, n);
+    for (const Payload& p : others) kernels().fold->into(how, dtype, p.data + at, sum + at, n / size);
     if (out && !there) std::memcpy(out + at, sum + at, n);
   }
   if (sends) filled(step, sum, bytes, false, true);

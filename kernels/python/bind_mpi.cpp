@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/fold.hpp"
 #include "python/bind.hpp"
 #include "python/flight.hpp"
 #include "python/mpi_call.hpp"
@@ -314,6 +315,13 @@ void bind_mpi(nb::module_& m) {
       .def("knows", &Operation::knows, nb::arg().none(), nb::arg().none())
       .def("take", &Operation::take)
       .def("kinds", &Operation::kinds);
+  m.def(
+      "mpi_reduction",
+      [](int fold, int dtype, bool large) {
+        if (fold < 0 || fold >= static_cast<int>(Fold::kFolds)) Buffer::fail("there is no such fold");
+        return engine::mpi_function(static_cast<Fold>(fold), dtype, large);
+      },
+      "fold"_a, "dtype"_a, "large"_a, "Address of MPI's user function, or 0 if there is none.");
 }
 
 }  // namespace hybridcomp

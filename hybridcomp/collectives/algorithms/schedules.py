@@ -35,8 +35,8 @@ class OperationKey(NamedTuple):
         reduction: kind of reduction: ``"sum"``, ``"avg"``, or ``""`` for all that the engine does not do.
         feedback: form of the error feedback; None if the operation has none.
         root: root rank of operations that have one.
-        fold: name in :data:`~hybridcomp.codecs.linear.base.FOLDS` of an all-reduce of integers as they are; ``""`` for
-            all else.
+        fold: name in :data:`~hybridcomp.collectives.execution.mpi_ops.FOLDS` of an all-reduce of elements as they are,
+            for all that codecs do not sum; ``""`` for all else.
         algorithm: algorithm that the policy names, used wherever it can be; None to choose.
         sends, receives: extents of the parts of the rank's buffers, if the parts may be of any size: the chunks of such
             operations are not chosen, since ranks may not know each other's sizes.

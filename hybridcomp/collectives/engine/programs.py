@@ -10,7 +10,6 @@ from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.feedback.joined import JoinedMemory
-from hybridcomp.codecs.linear.base import FOLDS
 from hybridcomp.collectives.algorithms.schedules import Extents, OperationKey, Schedules
 from hybridcomp.collectives.data_path.carrier import STREAM_BYTES, Carrier
 from hybridcomp.collectives.data_path.coding import Coder
@@ -22,6 +21,7 @@ from hybridcomp.collectives.engine.python_steps import (
     message_bounds,
     needs_python,
 )
+from hybridcomp.collectives.execution.mpi_ops import FOLDS
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.native import kernels
 from hybridcomp.schedules.joined import joined
@@ -29,7 +29,6 @@ from hybridcomp.schedules.layout import REDUCTIONS
 from hybridcomp.schedules.schedule import Schedule
 
 _MOST_PROGRAMS = 1024
-_FOLDS = ("", *FOLDS)  # as kernels/engine/fold.hpp numbers them
 START_SECONDS = 5e-6  # time that an operation computes before its start returns
 
 
@@ -165,7 +164,7 @@ def compiled(
         0 if codec is None else codec.wire_id,
         0 if codec is None else codec.params_hash,
         dtype,
-        _FOLDS.index(fold),
+        FOLDS.index(fold),
         schedule.rank,
         schedule.ranks,
         sizes[1] * dtype.itemsize >= STREAM_BYTES,

@@ -86,4 +86,9 @@ def reduces_directly(dtype: DType, divide_by: int) -> bool:
 
 
 def _divided(values: Array, by: int) -> Array:
-    return values if by == 1 else values / values.dtype.type(by)
+    if by == 1:
+        return values
+    # Parts of complex numbers by themselves: a complex quotient of an infinity is NaN.
+    parts = values.view(values.real.dtype)
+    quotients: Array = parts / parts.dtype.type(by)
+    return quotients.view(values.dtype)

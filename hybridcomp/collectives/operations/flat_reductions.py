@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.algorithms.schedules import OperationKey
+from hybridcomp.collectives.buffers import datatype
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.execution.mpi_collectives import (
@@ -22,6 +23,7 @@ from hybridcomp.collectives.execution.mpi_collectives import (
     reduces_directly,
     reduction_of,
 )
+from hybridcomp.collectives.execution.mpi_ops import fold_of, same_on_all
 from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.memory import copied, overlap, same_memory, together
 from hybridcomp.collectives.mpi_starting import MpiStarter
@@ -116,10 +118,13 @@ def allreduce(
             framed=framed,
         )
     else:
-        key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction)
+        fold = fold_of(op, recv.dtype)
+        key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction, fold=fold)
         start = comm._compiled(key, algorithm)
         request = None if start is None else start(call, operands)
-    return request or _reduced(comm, comm.mpi.Iallreduce, op, (), call, operands)
+    # On devices MPI's own sums are left to it: it may add up there.
+    sums = not comm.cuda_aware.collectives
+    return request or _reduced(comm, comm.mpi.Iallreduce, op, (), call, operands, sums=sums)
 
 
 def reduce_scatter_block(
@@ -240,12 +245,16 @@ def _reduced(
     extra: tuple[int, ...],
     call: Call,
     operands: Operands,
+    *,
+    sums: bool = False,
 ) -> Request:
-    """Start one of MPI's reductions."""
+    """Start one of MPI's reductions; for ``sums`` see :func:`.same_on_all`."""
     by = comm.size if op == AVG else 1
-    mpi_op = MPI.SUM if op == AVG else op
     assert operands.send is not None
-    plain = reduces_directly(operands.send.dtype, by)
+    dtype = operands.send.dtype
+    named = op if isinstance(op, MPI.Op) else MPI.SUM
+    mpi_op = same_on_all(named, datatype(dtype.accumulator), sums=sums)
+    plain = mpi_op is named and reduces_directly(dtype, by)  # what is not MPI's own reduces on the host
     return comm._native(
         lambda s, r, ticket, events: reduce_native(
             lambda a, b: post(a, b, mpi_op, *extra), s, r, by, ticket, events

@@ -10,10 +10,11 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType, DTypeLike, Flat, as_dtype
-from hybridcomp.collectives.buffers import raw, typed
+from hybridcomp.collectives.buffers import datatype, raw, typed
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import native, reduces_directly
+from hybridcomp.collectives.execution.mpi_ops import same_on_all
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
 from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.requests import Request
@@ -109,7 +110,8 @@ class Plans(FastPath):
             and not flat_reductions.uses_schedule(choice, r, op)
             and reduces_directly(r.dtype, 1)
         ):
-            post = self.mpi.Allreduce_init(typed(s.data, s.dtype), typed(r.data, r.dtype), op)
+            own = same_on_all(op, datatype(r.dtype), sums=True)
+            post = self.mpi.Allreduce_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
             sent = allreduce_bytes(r.nbytes, self.size)
             return self._persistent("all_reduce", choice, post, send, recv, r.nbytes, sent)
         return _plan(send, recv, lambda: flat_reductions.allreduce(self, s, r, op, name, phase, choice))
@@ -133,7 +135,8 @@ class Plans(FastPath):
             and reduces_directly(s.dtype, 1)
         )
         if isinstance(op, MPI.Op) and plain:
-            post = self.mpi.Reduce_scatter_block_init(typed(s.data, s.dtype), typed(r.data, r.dtype), op)
+            own = same_on_all(op, datatype(s.dtype))
+            post = self.mpi.Reduce_scatter_block_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
             return self._persistent(
                 "reduce_scatter", choice, post, send, recv, s.nbytes, (self.size - 1) * r.nbytes
             )

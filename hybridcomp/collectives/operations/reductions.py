@@ -12,6 +12,7 @@ from hybridcomp.arrays import Flat
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.buffers import (
     ForeignBufferError,
+    datatype_of,
     is_in_place,
     like,
     parse,
@@ -22,6 +23,7 @@ from hybridcomp.collectives.buffers import (
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly, reduction_of
+from hybridcomp.collectives.execution.mpi_ops import fold_of, same_on_all
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
 from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.operations.fast_path_cache import ForOnceError, Key, Kind
@@ -35,6 +37,10 @@ class Reductions(FastPath):
     """Methods Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, Scan and Exscan of a communicator.
 
     ``op`` is an MPI operation, or ``"avg"``. Floats are compressed for ``MPI.SUM`` and ``"avg"`` alone.
+
+    Of floats, ``MPI.MAX`` and ``MPI.MIN`` are IEEE 754-2019's maximum and minimum: NaN where any rank has one, and of
+    0.0 and -0.0 the maximum is 0.0, the minimum -0.0. ``MPI.MAXLOC`` and ``MPI.MINLOC`` find a NaN first, and of equal
+    values the lower index. A NaN in a result has the same bits on all ranks.
     """
 
     # -- all-reduce ----------------------------------------------------------------------------------
@@ -112,7 +118,11 @@ class Reductions(FastPath):
             recv = parse(recvbuf, writable=True)
             send = recv if is_in_place(sendbuf) else like(parse(sendbuf), recv)
         except ForeignBufferError:
-            return self._foreign("all_reduce", lambda: self.mpi.Iallreduce(sendbuf, recvbuf, _mpi(op)), codec)
+            return self._foreign(
+                "all_reduce",
+                lambda: self.mpi.Iallreduce(sendbuf, recvbuf, _mpi(op, recvbuf, sums=True)),
+                codec,
+            )
         return flat_reductions.allreduce(self, send, recv, op, name, phase, codec, algorithm)
 
     # -- reduce-scatter ------------------------------------------------------------------------------
@@ -175,7 +185,9 @@ class Reductions(FastPath):
                 send = same_dtype(parse(sendbuf, blocks=self.size), recv)
         except ForeignBufferError:
             return self._foreign(
-                "reduce_scatter", lambda: self.mpi.Ireduce_scatter_block(sendbuf, recvbuf, _mpi(op)), codec
+                "reduce_scatter",
+                lambda: self.mpi.Ireduce_scatter_block(sendbuf, recvbuf, _mpi(op, recvbuf)),
+                codec,
             )
         return flat_reductions.reduce_scatter_block(self, send, recv, op, name, phase, codec, algorithm)
 
@@ -230,7 +242,7 @@ class Reductions(FastPath):
         except ForeignBufferError:
             return self._foreign(
                 "reduce_scatter",
-                lambda: self.mpi.Ireduce_scatter(sendbuf, recvbuf, recvcounts, _mpi(op)),
+                lambda: self.mpi.Ireduce_scatter(sendbuf, recvbuf, recvcounts, _mpi(op, recvbuf)),
                 codec,
             )
         counts = self._counts(recv) if recvcounts is None else [int(n) for n in recvcounts]
@@ -296,26 +308,28 @@ class Reductions(FastPath):
             if recv is not None:
                 like(send, recv)
         except ForeignBufferError:
-            return self._foreign("reduce", lambda: self.mpi.Ireduce(sendbuf, recvbuf, _mpi(op), root), codec)
+            return self._foreign(
+                "reduce", lambda: self.mpi.Ireduce(sendbuf, recvbuf, _mpi(op, sendbuf, recvbuf), root), codec
+            )
         return flat_reductions.reduce(self, send, recv, op, root, name, phase, codec, algorithm)
 
     # -- prefixes ------------------------------------------------------------------------------------
 
     def Scan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> None:
         """Reduce over this rank and the ranks before it, by MPI's own operation."""
-        self._foreign("scan", lambda: self.mpi.Iscan(sendbuf, recvbuf, op)).wait()
+        self._foreign("scan", lambda: self.mpi.Iscan(sendbuf, recvbuf, _mpi(op, recvbuf))).wait()
 
     def Iscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> Request:
         """Start :meth:`Scan`."""
-        return Request(self._foreign("scan", lambda: self.mpi.Iscan(sendbuf, recvbuf, op)))
+        return Request(self._foreign("scan", lambda: self.mpi.Iscan(sendbuf, recvbuf, _mpi(op, recvbuf))))
 
     def Exscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> None:
         """Reduce over the ranks before this one, by MPI's own operation."""
-        self._foreign("exscan", lambda: self.mpi.Iexscan(sendbuf, recvbuf, op)).wait()
+        self._foreign("exscan", lambda: self.mpi.Iexscan(sendbuf, recvbuf, _mpi(op, recvbuf))).wait()
 
     def Iexscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> Request:
         """Start :meth:`Exscan`."""
-        return Request(self._foreign("exscan", lambda: self.mpi.Iexscan(sendbuf, recvbuf, op)))
+        return Request(self._foreign("exscan", lambda: self.mpi.Iexscan(sendbuf, recvbuf, _mpi(op, recvbuf))))
 
     # -- on the fast path ----------------------------------------------------------------------------
 
@@ -339,22 +353,24 @@ class Reductions(FastPath):
         direct = flat_reductions.uses_schedule(choice, flat, op)
         if self._programs is not None and (whole or direct) and (choice.feedback is None or name is None):
             counts = (flat.size,) if whole else (recv.size,) * p
-            operation = OperationKey.of(what, choice, flat.dtype, counts, reduction_of(op))
+            fold = fold_of(op, flat.dtype) if whole else ""
+            operation = OperationKey.of(what, choice, flat.dtype, counts, reduction_of(op), fold=fold)
             program = self._programs.find(operation, algorithm, alone=True)
             if program is not None:
                 return call, program
         if not isinstance(op, MPI.Op) or direct or choice.codec.linear or not reduces_directly(flat.dtype, 1):
             return None
         datatype = typed(data, flat.dtype)[1]
-        return call, [0, 0, recv.size, datatype.handle, op.handle, self.mpi.handle]
+        own = same_on_all(op, datatype, sums=whole and not self.cuda_aware.collectives)
+        return call, [0, 0, recv.size, datatype.handle, own.handle, self.mpi.handle]
 
 
-def _mpi(op: Op) -> MPI.Op:
-    """Return a reduction operator that MPI itself knows.
+def _mpi(op: Op, *specs: Any, sums: bool = False) -> MPI.Op:
+    """Return the operator by which MPI reduces buffers; for ``sums`` see :func:`.same_on_all`.
 
     Raises:
         ForeignBufferError: MPI has no average.
     """
     if not isinstance(op, MPI.Op):
         raise ForeignBufferError(f"op {op!r} needs an array of numbers")
-    return op
+    return same_on_all(op, datatype_of(*specs), sums=sums)

@@ -12,6 +12,7 @@ extern const BoundedKernels bounded_kernels;
 extern const ConvertKernels convert_kernels;
 extern const ExponentKernels exponent_kernels;
 extern const FeedbackKernels feedback_kernels;
+extern const FoldKernels fold_kernels;
 extern const LatticeKernels lattice_kernels;
 extern const FitKernels fit_kernels;
 extern const LowrankKernels lowrank_kernels;
@@ -33,6 +34,7 @@ const Kernels table = {
     .convert = &convert_kernels,
     .exponent = &exponent_kernels,
     .feedback = &feedback_kernels,
+    .fold = &fold_kernels,
     .lattice = &lattice_kernels,
     .fit = &fit_kernels,
     .lowrank = &lowrank_kernels,

@@ -17,6 +17,7 @@ struct BoundedKernels;
 struct ConvertKernels;
 struct ExponentKernels;
 struct FeedbackKernels;
+struct FoldKernels;
 struct LatticeKernels;
 struct FitKernels;
 struct LowrankKernels;
@@ -36,6 +37,7 @@ struct Kernels {
   const ConvertKernels* convert;
   const ExponentKernels* exponent;
   const FeedbackKernels* feedback;
+  const FoldKernels* fold;
   const LatticeKernels* lattice;
   const FitKernels* fit;
   const LowrankKernels* lowrank;

@@ -2,11 +2,13 @@
 
 import operator
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
 from hybridcomp import MismatchError
+from tests.codecs.common import with_specials
 from tests.torch.cases.collectives import data, fold, raises, rank, size
 
 NARROW = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -70,6 +72,66 @@ def case_complex_numbers() -> None:
     conjugate = torch.full((3,), numbers[rank()]).conj()
     dist.group.WORLD.allreduce([conjugate]).wait()
     assert torch.allclose(conjugate, torch.full((3,), sum(numbers).conjugate()))
+
+
+def odd_numbers(n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return this rank's numbers: NaN of several bits, infinities and zeros of both signs among them."""
+    parts = 2 if dtype.is_complex else 1
+    real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+    wide = torch.float64 if real is torch.float64 else torch.float32
+    numpy = with_specials(data(rank(), parts * n, wide).numpy(), rank(), 0.5)
+    numpy[-1] = np.nan if rank() == size() - 1 else 1
+    numpy[: max(parts * n - 2, 0)][-1:] = -0.0 if rank() else 0.0
+    t = torch.from_numpy(numpy).to(real)
+    return t.view(dtype) if dtype.is_complex else t
+
+
+def same_everywhere(t: torch.Tensor) -> bool:
+    raw = t.view(torch.uint8).clone()
+    every = [torch.empty_like(raw) for _ in range(size())]
+    dist.all_gather(every, raw)
+    return all(torch.equal(one, raw) for one in every)
+
+
+def case_not_a_number_spreads_and_all_ranks_have_the_same_bits() -> None:
+    world = dist.group.WORLD
+    floats = [torch.float32, torch.float64, torch.float16, torch.bfloat16, *NARROW]
+    wrong = []
+    for op in (
+        ReduceOp.MAX,
+        ReduceOp.MIN,
+        ReduceOp.PRODUCT,
+        ReduceOp.SUM,
+        ReduceOp.AVG,
+        ReduceOp.PREMUL_SUM(0.5),
+    ):
+        extreme = op in (ReduceOp.MAX, ReduceOp.MIN)
+        for dtype in floats + ([] if extreme else [torch.complex64, torch.complex128]):
+            for n in (1, 3, 1000, 70_000):
+                t = odd_numbers(n, dtype)
+                world.allreduce([t], op).wait()
+                values = (torch.view_as_real(t) if dtype.is_complex else t).float().flatten()
+                spread = bool(values[-1].isnan())
+                zero = values[-3] if extreme and n > 2 else None
+                signed = zero is None or size() == 1 or bool(zero.signbit()) == (op == ReduceOp.MIN)
+                wrong += [] if spread and signed and same_everywhere(t) else [(op, dtype, n, "all_reduce")]
+                if n > 1000 or dtype.is_complex:
+                    continue
+                part = torch.empty(n).to(dtype)
+                world.reduce_scatter_single(part, odd_numbers(n * size(), dtype), op).wait()
+                wrong += (
+                    [] if rank() < size() - 1 or part[-1].float().isnan() else [(op, dtype, n, "scatter")]
+                )
+                t = odd_numbers(n, dtype)
+                world.reduce([t], 0, op).wait()
+                wrong += [] if rank() or t[-1].float().isnan() else [(op, dtype, n, "reduce")]
+    tensors = [odd_numbers(3, torch.float32), odd_numbers(1000, torch.float32)]
+    dist.all_reduce_coalesced(tensors, ReduceOp.MAX)
+    wrong += [] if all(map(same_everywhere, tensors)) else ["coalesced"]
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2, 5]]), odd_numbers(3, torch.float32), (6,))
+    dist.all_reduce(sparse)
+    wrong += [] if same_everywhere(sparse.to_dense()) else ["sparse"]
+    assert not wrong, wrong
 
 
 def case_premultiplied_by_a_tensor() -> None:
