@@ -30,7 +30,6 @@ PICTURE: dict[Any, Any] = {
     "axes.titlesize": 11.0,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "text.parse_math": False,  # names may have dollars
 }
 """Matplotlib's settings for pictures, which are drawn on white."""
 
@@ -127,6 +126,11 @@ def script_data(value: Any) -> str:
     """Return a value as JSON that stands inside a page's script element, whatever its texts hold."""
     # "</script" ends a script, and "<!--<script" keeps it from ending.
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def picture_text(text: str) -> str:
+    """Return a name for a picture of Matplotlib, which takes what is between two dollars for a formula."""
+    return printable(text).replace("$", r"\$")
 
 
 def plot_text(text: str) -> str:

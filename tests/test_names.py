@@ -21,6 +21,9 @@ from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import summary
 from hybridcomp.errors import ConfigError, WireError
 from hybridcomp.policy import load_policy
+from hybridcomp.study.pictures import pictures
+from hybridcomp.study.reading import read_study
+from hybridcomp.study.results import Losses, Results, Speeds
 from tests.breakdown.making import Rank
 
 ROOT = Path(__file__).parents[1]
@@ -203,11 +206,25 @@ def test_a_study_names_its_variants(tmp_path, capsys):
     check_printed(capsys.readouterr().out)
 
 
+def test_pictures_of_a_study_take_no_name_for_a_formula(tmp_path):
+    name = "$\\frac{$\x1b[31m"
+    path = tmp_path / "study.toml"
+    path.write_text(
+        'hosts = 1\nppn = 1\n[train]\nsteps = 1\n[loss]\nseeds = [1]\n[speed]\nrates = ["none"]\nsteps = 9\n'
+        f'[[variants]]\nname = {toml(name)}\npolicy = "none"\n'
+    )
+    losses, speeds = (
+        Losses({1: 2.0}, 0.1, {1: 0.1}, {1: 2.0, 2: 1.5}),
+        Speeds(1.0, 1.0, [1.0, 1.1], 1.0, {}, {}),
+    )
+    drawn = pictures(Results(read_study(path), "x", {name: losses}, {"none": {name: speeds}}))
+    assert set(drawn) >= {"loss", "speed", "tradeoff"}
+
+
 # -- nobody else prints ----------------------------------------------------------------------------------
 
 # Files of the package that may print by themselves, and why.
 ALLOWED = {
-    "collectives/failure/blocked.py": "rank and operation, while the process ends",
     "files.py": "an error's text, which has been escaped",
     "pmi/server.py": "a number, to the process that has started it",
     "style.py": "say and console",

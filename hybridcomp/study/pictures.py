@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from hybridcomp.codecs import get_codec
 from hybridcomp.demo.picture import RUN_STYLES
 from hybridcomp.study.results import Losses, Results
-from hybridcomp.style import PICTURE
+from hybridcomp.style import PICTURE, picture_text
 
 _SAMPLE = 1 << 20  # values of the message that gives a codec's bits per value
 _LINES = ("-", "--", ":", "-.")
@@ -70,7 +70,12 @@ def _loss(results: Results) -> Figure:
     for name, losses in results.losses.items():
         steps, values = list(losses.curve), list(losses.curve.values())
         axes.plot(
-            steps, values, label=f"{name} ({losses.mean:.3f})", linewidth=1.6, markersize=5, **styles[name]
+            steps,
+            values,
+            label=f"{picture_text(name)} ({losses.mean:.3f})",
+            linewidth=1.6,
+            markersize=5,
+            **styles[name],
         )
         ends += [
             value for step, value in losses.curve.items() if math.isfinite(value) and step >= steps[-1] // 4
@@ -101,10 +106,10 @@ def _speed(results: Results) -> Figure:
             panel.annotate(f"{speeds.ratio:.2f}", (position, max(speeds.ratios)), xytext=(0, 3),
                            textcoords="offset points", ha="center", fontsize=9)  # fmt: skip
         panel.axhline(1, color="#333333", linewidth=0.8)
-        panel.set_xticks(range(len(rows)), list(rows), rotation=35, ha="right")
+        panel.set_xticks(range(len(rows)), [picture_text(name) for name in rows], rotation=35, ha="right")
         panel.set_title("unshaped links" if rate == "none" else f"links at {rate}")
         panel.margins(y=0.12)
-    panels[0].set_ylabel(f"samples per second, ratio to {results.study.baseline}")
+    panels[0].set_ylabel(f"samples per second, ratio to {picture_text(results.study.baseline)}")
     return figure
 
 
@@ -124,14 +129,20 @@ def _tradeoff(results: Results) -> Figure:
             panel.plot(speeds.ratio, losses.gap, markersize=9, linestyle="none", color=styles[name]["color"],
                        marker=styles[name]["marker"])  # fmt: skip
             panel.annotate(
-                name, (speeds.ratio, losses.gap), xytext=(6, 6), textcoords="offset points", fontsize=9
+                picture_text(name),
+                (speeds.ratio, losses.gap),
+                xytext=(6, 6),
+                textcoords="offset points",
+                fontsize=9,
             )
         panel.axhspan(-spread, spread, color="#999999", alpha=0.2, linewidth=0)
         panel.set_xlabel("samples per second, ratio")
         panel.set_title("unshaped links" if rate == "none" else f"links at {rate}")
         panel.margins(x=0.25, y=0.15)
         panel.grid(alpha=0.25)
-    panels[0].set_ylabel(f"validation loss above {results.study.baseline}\n(grey: its spread over the seeds)")
+    panels[0].set_ylabel(
+        f"validation loss above {picture_text(results.study.baseline)}\n(grey: its spread over the seeds)"
+    )
     return figure
 
 
@@ -160,7 +171,7 @@ def _bits(results: Results) -> Figure:
     axes.set_yscale("symlog", linthresh=max(0.002, spread))
     axes.set_xlabel("bits per value on the wire")
     axes.set_ylabel(
-        f"validation loss above {results.study.baseline} (nats)\n(grey: its spread over the seeds)"
+        f"validation loss above {picture_text(results.study.baseline)} (nats)\n(grey: its spread over the seeds)"
     )
     axes.set_title("What compressing one kind of traffic alone costs")
     axes.grid(alpha=0.25)
@@ -174,5 +185,12 @@ def _draw_series(axes: Any, series: str, points: Mapping[float, Losses], colour:
     below = [losses.gap - min(losses.gaps.values()) for losses in ends.values()]
     above = [max(losses.gaps.values()) - losses.gap for losses in ends.values()]
     axes.errorbar(
-        list(ends), gaps, [below, above], label=series, color=colour, marker=marker, capsize=3, linewidth=1.4
+        list(ends),
+        gaps,
+        [below, above],
+        label=picture_text(series),
+        color=colour,
+        marker=marker,
+        capsize=3,
+        linewidth=1.4,
     )

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from mpi4py import MPI
 
+from hybridcomp import style
 from hybridcomp.launcher import abort
 from hybridcomp.pmi import ending
 
@@ -141,7 +142,7 @@ def _end(pid: int) -> None:
                 f"MPI_Finalize would crash; it ends here"
             )
             if not ending.hold():
-                print(why, file=sys.stderr)
+                style.say(why, sys.stderr)
                 abort(MPI.COMM_WORLD, _CODE)
             ending.leave_mpi(why + "\n")
             return
