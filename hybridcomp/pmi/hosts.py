@@ -29,12 +29,46 @@ def identity() -> str:
 def local_address(towards: str) -> str:
     """Return this host's IPv4 address on the way to another, which need not answer.
 
+    Where the other is known by IPv6 alone, it is that of the interface that leads there: MPI's messages go by IPv4.
+
     Raises:
-        OSError: the name is unknown, or there is no route.
+        OSError: the name is unknown, there is no route, or the interface on it has no IPv4 address.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    try:
+        return _source(socket.AF_INET, towards)
+    except OSError:
+        if not _has_ipv6(towards):
+            raise
+    scope = _scopes().get(_source(socket.AF_INET6, towards).partition("%")[0])
+    address = interfaces().get(scope or "")
+    if address is None:
+        raise OSError(
+            f"the interface {scope or 'on the way'} has no IPv4 address, by which MPI's messages go"
+        )
+    return address
+
+
+def _source(family: socket.AddressFamily, towards: str) -> str:
+    """Return this host's address on the way to another."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((towards, 9))  # sends nothing
         return str(probe.getsockname()[0])
+
+
+def _has_ipv6(host: str) -> bool:
+    with suppress(OSError):
+        return bool(socket.getaddrinfo(host, 9, socket.AF_INET6))
+    return False
+
+
+def _scopes() -> dict[str, str]:
+    """Return the interface of each IPv6 address of this host."""
+    found = {}
+    with suppress(OSError):  # not Linux
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            digits, *_, name = line.split()
+            found[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))] = name
+    return found
 
 
 def interfaces() -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.launcher import reserve_port
+from hybridcomp.pmi import hosts
 from tests.torch.harness import PATH
 from tests.warm import python
 
@@ -146,7 +147,8 @@ dist.destroy_process_group()
     assert job.left() == []
 
 
-def test_several_hosts(job: Started, tmp_path: Path) -> None:
+@pytest.mark.parametrize("main", ["127.0.0.1", *(["::1"] if "::1" in hosts._scopes() else [])])
+def test_several_hosts(job: Started, tmp_path: Path, main: str) -> None:
     """Two hosts of two ranks: between them MPI's messages go by TCP over the interface that reaches MASTER_ADDR."""
     script = written(
         tmp_path,
@@ -163,7 +165,7 @@ assert (os.environ["FI_PROVIDER"], os.environ["FI_TCP_IFACE"]) == ("tcp", "lo")
 dist.destroy_process_group()
 """,
     )
-    for status, printed in job.ranks(script, 4):
+    for status, printed in job.ranks(script, 4, MASTER_ADDR=main):
         assert status == 0, printed
     assert job.left() == []
 
@@ -183,6 +185,31 @@ dist.destroy_process_group()
     )
     for status, printed in job.ranks(script, 2):
         assert status == 0, printed
+
+
+def test_processes_of_torch_multiprocessing(job: Started, tmp_path: Path) -> None:
+    """``mp.spawn`` starts Python anew, which imports the program; no launcher has a part in it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        """
+import os
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def rank(number, port):
+    dist.init_process_group("hybridcomp", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
+    x = torch.full((1000,), 1.0 + number)
+    dist.all_reduce(x)
+    assert x.eq(3).all()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(rank, (os.environ["MASTER_PORT"],), nprocs=2)
+    print("both ended")
+"""
+    )
+    ((status, printed),) = job.ranks(script, 1)
+    assert (status, printed.splitlines()[-1]) == (0, "both ended"), printed
+    assert job.left() == []
 
 
 def test_beside_gloo(job: Started, tmp_path: Path) -> None:
