@@ -233,7 +233,7 @@ class Codec(abc.ABC):
         if dtype.is_float:
             done = native.kernels().decode_many(list(messages), list(outs), dtype, stream)
         for msg, out in zip(messages[done:], outs[done:], strict=True):  # the rest; raises if malformed
-            self.decode_flat(*steps.trimmed(msg, out.size), out, dtype)
+            self.decode_flat(*steps.trimmed(msg, out.size, dtype), out, dtype)
 
     def sum_encode(
         self,

@@ -73,6 +73,7 @@ def decode(msg: Any, out: Any = None, *, max_bytes: int | None = None) -> Any:
 
     Raises:
         WireError: damaged or unknown bytes, or more values than ``max_bytes`` allows.
+        CodecMismatchError: ``out`` has a dtype that the values cannot become, or is read-only or not contiguous.
         ValueError: ``out`` has another count.
     """
     if out is not None and native.kernels().decode_plain(msg, out, False):
@@ -86,7 +87,13 @@ def decode(msg: Any, out: Any = None, *, max_bytes: int | None = None) -> Any:
 
 
 def decode_add(msg: Any, acc: Any) -> None:
-    """Add any message's values to ``acc``: contiguous float32 (float64 for a float64 message), same count."""
+    """Add any message's values to ``acc``: contiguous float32 (float64 for a float64 message), same count.
+
+    Raises:
+        WireError: damaged or unknown bytes.
+        CodecMismatchError: ``acc`` has another dtype, or is read-only or not contiguous.
+        ValueError: ``acc`` has another count.
+    """
     if native.kernels().decode_plain(msg, acc, True):
         return
     if arrays.on_device(msg):

@@ -13,15 +13,18 @@ from hybridcomp.codecs.table import codec_for
 from hybridcomp.errors import WireError
 
 
-def trimmed(msg: ByteArray, n: int) -> tuple[ByteArray, wire.Header]:
+def trimmed(msg: ByteArray, n: int, dtype: DType) -> tuple[ByteArray, wire.Header]:
     """Return an opened message without the bytes after it, and its header.
 
     Raises:
-        WireError: it is not a message of ``n`` elements.
+        WireError: it is not a message of ``n`` elements, or its values cannot become elements of ``dtype``: floats
+            become any floats, all else what it is.
     """
     header = wire.peek(msg)
     if header.count != n:
         raise WireError(f"a message of {header.count} elements where {n} were expected")
+    if header.dtype is not dtype and not (header.dtype.is_float and dtype.is_float):
+        raise WireError(f"a message of {header.dtype.label} where {dtype.label} was expected")
     return msg[: wire.HEADER_BYTES + header.payload], header
 
 
@@ -32,14 +35,16 @@ def summed(own: Flat, messages: Sequence[ByteArray], ranks: int, dtype: DType) -
         A new array of ``own.size`` elements of ``dtype.storage``.
 
     Raises:
-        WireError: a message of another count, or a malformed payload.
+        WireError: a message of another count or of a dtype with another accumulator, or a malformed payload.
     """
     convert = native.kernels().convert
     wide = own.dtype.accumulator
     total = np.empty(own.size, wide.storage)
     convert(own.data, own.dtype, total, wide, False)
     for msg in messages:
-        raw, header = trimmed(msg, own.size)
+        raw, header = trimmed(msg, own.size, wide)
+        if header.dtype.accumulator is not wide:
+            raise WireError(f"a message of {header.dtype.label}, which does not add to {wide.label}")
         codec_for(header).decode_add_flat(raw, header, total)
     if ranks != 1:
         total /= ranks

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "codecs/messages/opening.hpp"
 #include "engine/waiting/backoff.hpp"
 #include "engine/waiting/watchdog.hpp"
 
@@ -49,10 +50,16 @@ void Engine::use_arena(const Arena& arena, std::size_t first) {
 
 void Engine::send(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
                   const std::uint8_t* data, std::size_t bytes) {
-  if (peer == damaged_peer_ && bytes >= damaged_least_) {
-    damaged_peer_ = -1;
+  if (peer == damage_.peer && bytes >= damage_.least) {
+    damage_.peer = -1;
     damaged_.assign(data, data + bytes);
-    damaged_[bytes / 2] ^= 4;
+    damaged_[damage_.sealed ? std::min(sizeof(Header) + damage_.at, bytes - 1) : bytes / 2] ^= damage_.flip;
+    Header h;
+    std::memcpy(&h, damaged_.data(), std::min(sizeof(h), bytes));
+    if (damage_.sealed && bytes >= sizeof(h) && h.payload <= bytes - sizeof(h)) {
+      h.crc = crc_of(damaged_.data(), h.payload);
+      std::memcpy(damaged_.data(), &h, sizeof(h));
+    }
     data = damaged_.data();
   }
   const Requests::Owner owner{&execution, step};
@@ -82,10 +89,9 @@ void Engine::receive(Execution& execution, std::uint32_t step, Group& group, int
   requests_.keep({&execution, step, true});
 }
 
-void Engine::damage(int peer, std::size_t least) {
+void Engine::damage(const Damage& damage) {
   const std::lock_guard lock(mutex_);
-  damaged_peer_ = peer;
-  damaged_least_ = least;
+  damage_ = damage;
 }
 
 void Engine::forget(Execution* execution) {

@@ -63,8 +63,16 @@ class Engine {
   // Make messages in an arena from `first` bytes on.
   void use_arena(const Arena& arena, std::size_t first);
 
-  // For tests: flip a bit of the next message of at least so many bytes that MPI carries to a rank.
-  void damage(int peer, std::size_t least);
+  // For tests: change the next message of at least so many bytes that MPI carries to a rank: in its middle,
+  // or `sealed` at a byte of the payload, with the CRC that fits.
+  struct Damage {
+    int peer = -1;
+    std::size_t least = 0;
+    bool sealed = false;
+    std::size_t at = 0;
+    std::uint8_t flip = 4;  // bits
+  };
+  void damage(const Damage& damage);
   Blocks blocks;  // under the lock
 
   // Called by the engine's own thread, without the lock, when watched operations have ended. It is set before
@@ -106,8 +114,7 @@ class Engine {
   std::atomic<bool> requested_ = false;  // requests of MPI's are in flight
   std::atomic<double> quiet_since_ = 0;  // when an operation was started, or has moved
 
-  int damaged_peer_ = -1;
-  std::size_t damaged_least_ = 0;
+  Damage damage_;
   std::vector<std::uint8_t> damaged_;
 
   std::mutex sleep_;

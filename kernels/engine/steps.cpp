@@ -314,14 +314,18 @@ bool Execution::decode_result(const Payload& payload, const Step& step) {
   return true;
 }
 
-// Fail with the message of a sum that cannot be decoded.
+// Fail with the message of a sum that cannot be decoded: a checked payload may still turn out damaged as it
+// is decoded.
 void Execution::fail_sum(std::uint32_t index, const Step& step) {
+  const DTypeCode wide = program_->wide();
+  const Room values(engine_.blocks, step.count * bytes_of(wide));
   for (const std::uint32_t at : program_->list(step.slots)) {
     const Held& held = held_[at];
     Payload found;
     if (program_->slots[at].plain) continue;
     if (!payload_of(held.data, held.bytes, program_->carriage.dtype, step.count, &found) ||
-        check_payload(found.codec, found.data, found.bytes, found.dtype, step.count) != kOk)
+        decode_payload(kernels(), found.codec, found.data, found.bytes, found.dtype, step.count,
+                       thread_count(), values.data(), wide, false) != kOk)
       return fail(Fault::kMessage, index, held_[at].peer, 0, &held);
   }
   fail(Fault::kCodec, index, -1);

@@ -199,7 +199,7 @@ ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int
   if (codec < 0 || codec > 255) Buffer::fail("a codec's id fits a byte");
   if (ranks < 1 || rank < 0 || rank >= ranks) Buffer::fail("a rank is below the number of ranks");
   if (fold < 0 || fold >= static_cast<int>(Fold::kFolds) || dtype < 0 || dtype > 255)
-    Buffer::fail("there is no such sum of integers");
+    Buffer::fail("there is no such fold");
   Carriage carriage{std::nullopt,
                     static_cast<std::uint8_t>(codec),
                     params,
@@ -310,9 +310,13 @@ void bind_engine(nb::module_& m) {
     };
   });
   m.def(
-      "engine_damage", [](int peer, std::size_t least) { the_engine()->damage(peer, least); }, "peer"_a,
-      "least"_a, nb::call_guard<nb::gil_scoped_release>(),
-      "For tests: turn a bit of the next such message over MPI.");
+      "engine_damage",
+      [](int peer, std::size_t least, bool sealed, std::size_t at, std::uint8_t flip) {
+        the_engine()->damage({peer, least, sealed, at, flip});
+      },
+      "peer"_a, "least"_a, "sealed"_a = false, "at"_a = 0, "flip"_a = 4,
+      nb::call_guard<nb::gil_scoped_release>(),
+      "For tests: change the next such message over MPI; `sealed`: with the CRC that fits.");
   m.def("engine_stop", [] {
     if (!made) return;
     nb::gil_scoped_release release;

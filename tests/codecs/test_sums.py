@@ -279,3 +279,22 @@ def test_a_malformed_message_of_no_elements_is_refused(spec):
         codec.sum_encode(x, [message], 1, DType.FLOAT32, empty(codec, 0, DType.FLOAT32))
     with pytest.raises(hc.WireError, match="malformed"):
         codec.sum_into(x, [message], 1, x.data)
+
+
+@pytest.mark.parametrize("spec", ["none", "exponent", "mpc", "lossless", "sketch", "int8", "topk:ratio=0.5"])
+def test_messages_of_other_types_are_refused(spec):
+    """A header may say anything, with the CRC that fits: what does not add up is the sender's fault."""
+    codec = hc.get_codec(spec)
+    own = np.zeros(100, np.float32)
+    messages = [codec.encode(np.ones(100, np.float64))]
+    if codec.refuses(flatten(np.ones(100, np.int64))) is None:
+        messages.append(codec.encode(np.ones(100, np.int64)))
+        with pytest.raises(hc.WireError, match="int64 where float32"):
+            codec.decode_many([messages[-1]], [own], DType.FLOAT32)
+    for message in messages:
+        with pytest.raises(hc.WireError, match=r"does not add to float32|where float32 was expected"):
+            codec.sum_into(flatten(own), [message], 1, own)
+        out = np.zeros(codec.bound(100), np.uint8)
+        with pytest.raises(hc.WireError):
+            codec.sum_encode(flatten(own), [message], 1, DType.FLOAT32, out)
+    assert not own.any()

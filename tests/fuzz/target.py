@@ -140,6 +140,12 @@ def together(codec: Codec, data: bytes, header: wire.Header) -> np.ndarray[Any, 
         assert not message[:FENCE].any()
         assert not message[FENCE + bound :].any()
     codec.sum_into(arrays.flatten(own), [raw, raw], 2, fenced[FENCE:-FENCE], stream=True)
+    for other in (np.float32, np.float64):  # of another type it may be refused
+        mine = np.zeros(header.count, other)
+        with contextlib.suppress(hc.WireError):
+            codec.sum_into(arrays.flatten(mine), [raw], 1, mine)
+        with contextlib.suppress(hc.WireError):
+            codec.decode_many([raw], [mine], arrays.as_dtype(other))
     codec.decode_many([raw], [own], header.dtype.accumulator, stream=True)
     return fenced
 

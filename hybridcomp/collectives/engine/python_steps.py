@@ -174,7 +174,9 @@ class PythonSteps:
     def _total(self, step: Step, raws: list[ByteArray], acc: Array | None = None) -> Array:
         """Add messages to zeros, in ``acc`` if there is one."""
         total = np.empty(step.count, self._carrier.dtype.accumulator.storage) if acc is None else acc
-        self._carrier.codec.decode_sum_flat([trimmed(raw, step.count) for raw in raws], total)
+        self._carrier.codec.decode_sum_flat(
+            [trimmed(raw, step.count, self._carrier.dtype) for raw in raws], total
+        )
         return total
 
     def _sum_encode(
@@ -218,7 +220,7 @@ class PythonSteps:
             return
         kind = result.dtype.accumulator
         values = result.data if result.dtype is kind else np.empty(result.size, kind.storage)
-        codec.decode_flat(*trimmed(raw, result.size), values, kind)
+        codec.decode_flat(*trimmed(raw, result.size, kind), values, kind)
         memory.result(values, _part(step))
         if values is not result.data:
             result.data[:] = narrow(values, result.dtype)
