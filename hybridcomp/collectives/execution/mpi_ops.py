@@ -15,8 +15,8 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType
-from hybridcomp.collectives.execution.library import address
 from hybridcomp.native import kernels
+from hybridcomp.pmi.library import address
 
 # As kernels/codecs/fold/fold.hpp numbers them.
 FOLDS = ("", "sum", "max", "or", "min", "product", "max at", "min at")
