@@ -1,9 +1,11 @@
 #include "engine/shared_memory.hpp"
 
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <climits>
 #include <cstdlib>
@@ -18,6 +20,15 @@ constexpr std::size_t kLeast = 4096;                        // least bytes of a 
 constexpr std::size_t kMostLeased = std::size_t(64) << 20;  // bytes that late readers may leave behind
 
 std::size_t size_class(std::size_t bytes) { return std::bit_ceil(bytes < kLeast ? kLeast : bytes); }
+
+// Give the whole pages of an arena's block back to the system: they read as zeros from then on.
+void drop_pages(std::uint8_t* block, std::size_t size) {
+  static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const std::uintptr_t start = (reinterpret_cast<std::uintptr_t>(block) + page - 1) / page * page;
+  const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(block) + size) / page * page;
+  // Where the system cannot do it, the pages stay.
+  if (start < end) madvise(reinterpret_cast<void*>(start), end - start, MADV_REMOVE);
+}
 
 }  // namespace
 
@@ -35,8 +46,8 @@ void Sleeper::sleep(double seconds) {
 
 void Blocks::use(const Arena& arena, std::size_t first) {
   // Other processes could not read blocks of the heap.
-  for (auto& [size, blocks] : free_)
-    for (std::uint8_t* const block : blocks) release(block);
+  for (auto& [size, free] : free_)
+    for (std::uint8_t* const block : free.blocks) release(block);
   free_.clear();
   arena_ = arena;
   used_ = first;
@@ -49,11 +60,13 @@ void Blocks::release(std::uint8_t* block) {
 
 std::uint8_t* Blocks::take(std::size_t bytes) {
   const std::size_t size = size_class(bytes);
-  auto& free = free_[size];
-  if (free.empty() && !leased_.empty()) collect();
-  if (!free.empty()) {
-    std::uint8_t* const block = free.back();
-    free.pop_back();
+  Free& free = free_[size];
+  if (free.blocks.empty() && !leased_.empty()) collect();
+  if (!free.blocks.empty()) {
+    std::uint8_t* const block = free.blocks.back();
+    free.blocks.pop_back();
+    free.least = std::min(free.least, free.blocks.size());
+    free.bare = std::min(free.bare, free.blocks.size());
     // No rank reads a free block. But Open MPI writes past receive buffers that are too short: the block's
     // next user would wait for ever for readers that such a write has made up.
     if (shared(block)) lease_of(block).store(0, std::memory_order_relaxed);
@@ -81,7 +94,17 @@ void Blocks::give(std::uint8_t* block) {
     leased_.push_back(block);
     leased_bytes_ += size;
   } else {
-    free_[size].push_back(block);
+    free_[size].blocks.push_back(block);
+    if (++given_ >= period) trim();
+  }
+}
+
+void Blocks::trim() {
+  given_ = 0;
+  for (auto& [size, free] : free_) {
+    if (arena_.base)
+      for (; free.bare < free.least; ++free.bare) drop_pages(free.blocks[free.bare], size);
+    free.least = free.blocks.size();
   }
 }
 

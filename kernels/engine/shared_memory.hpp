@@ -67,7 +67,9 @@ inline std::atomic<std::uint32_t>& lease_of(std::uint8_t* block) {
 }
 
 // Blocks of this process's arena, or of its heap where it has none. Under the engine's lock. A block that is
-// given back while other ranks read it waits for them.
+// given back while other ranks read it waits for them. Of each size there are as many as were ever in use at
+// a time; from time to time the pages of those go back to the system that have not been in use since the last
+// time, or a program that sends messages of many sizes would hold the most of each that it ever needed.
 class Blocks {
  public:
   // Use an arena from `first` bytes on, or the heap if its base is null.
@@ -84,18 +86,31 @@ class Blocks {
   // Bytes of the arena ever taken: does not grow while free blocks serve.
   std::size_t used() const { return used_; }
 
+  // Blocks given back between two times at which pages go back to the system; may be set under the lock.
+  std::size_t period = 2048;
+
   // Whether blocks given back that others still read have so many bytes that a rank that sends more must wait
   // for them.
   bool crowded();
 
  private:
+  // Free blocks of one size, the one given back last at the end.
+  struct Free {
+    std::vector<std::uint8_t*> blocks;
+    std::size_t least =
+        0;  // fewest that were free since pages last went back: as many at the front were not used
+    std::size_t bare = 0;  // blocks at the front whose pages have gone back
+  };
+
   void collect();
   void release(std::uint8_t* block);
+  void trim();
 
   Arena arena_;
   std::size_t used_ = 0;
   std::unordered_map<const std::uint8_t*, std::size_t> sizes_;
-  std::unordered_map<std::size_t, std::vector<std::uint8_t*>> free_;
+  std::unordered_map<std::size_t, Free> free_;
+  std::size_t given_ = 0;  // since pages last went back
   std::deque<std::uint8_t*> leased_;
   std::size_t leased_bytes_ = 0;
 };

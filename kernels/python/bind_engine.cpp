@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "python/objects.hpp"
 
@@ -299,6 +300,15 @@ void bind_engine(nb::module_& m) {
   m.def("engine_use_arena", &use_arena, "base"_a, "bytes"_a, "first"_a);
   m.attr("ENGINE_RING_BYTES") = static_cast<std::size_t>(Ring::kBytes);
   m.def("engine_used_bytes", [] { return the_engine()->blocks.used(); });
+  m.def(
+      "engine_trim_period",
+      [](std::size_t period) {
+        Engine& engine = *the_engine();
+        const std::lock_guard lock(engine.mutex());
+        return std::exchange(engine.blocks.period, period);
+      },
+      "period"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "For tests: set after how many blocks given back unused pages go back; returns the period before.");
   m.def("engine_on_news", [](nb::object call) {
     the_engine()->on_news = [call] {
       nb::gil_scoped_acquire acquire;

@@ -2,7 +2,8 @@
 
 Operations of groups with several policies, synchronous, asynchronous and never waited for; groups that are made and
 destroyed; training steps through DDP hooks with feedback. Their resources are measured after a warm-up and at
-the end: nothing may have grown. Rank 0 prints a table; the exit code is 1 if something has.
+the end: nothing may have grown. Rank 0 prints a table; the exit code is 1 if something has. ``--groups 2000`` makes and
+destroys as many groups instead, with an operation on each.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import random
 import sys
 import time
 from collections import deque
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 
 import torch
@@ -58,6 +59,10 @@ ALLOWED = Held(
     groups=0,
     objects=3_000,
 )
+
+
+# Of groups alone less may grow: each takes rings of 16 KiB for every neighbour, and two of MPI's 2048 contexts.
+ALLOWED_OF_GROUPS = replace(ALLOWED, shared_mb=2.0, objects=8_000)
 
 
 class Soak:
@@ -151,9 +156,7 @@ class _Trained:
 
 def run(count: int, seed: int) -> int:
     """Do ``count`` operations; print what is held after each part of them, and return the exit code."""
-    torch.set_num_threads(1)
-    hct.set_policy("none")
-    dist.init_process_group("hybridcomp", timeout=timedelta(seconds=TIMEOUT_SECONDS))
+    start()
     soak = Soak(seed)
     began, done = time.monotonic(), 0
     marks = [round(count * (WARM_UP + (1 - WARM_UP) * i / CHECKS)) for i in range(CHECKS + 1)]
@@ -177,6 +180,45 @@ def run(count: int, seed: int) -> int:
     return int(bool(leaks))
 
 
+def start() -> None:
+    """Make the default group."""
+    torch.set_num_threads(1)
+    hct.set_policy("none")
+    dist.init_process_group("hybridcomp", timeout=timedelta(seconds=TIMEOUT_SECONDS))
+
+
+def run_groups(count: int, seed: int) -> int:
+    """Make and destroy ``count`` groups; print what has grown since a quarter of them, and return the exit code."""
+    start()
+    random_, ranks = random.Random(seed), range(dist.get_world_size())
+    base: Held | None = None
+    for i in range(count):
+        if i == round(count * WARM_UP):
+            gc.collect()
+            gc.freeze()
+            for late in ranks:  # what a rank needs to wait for another comes with its first wait
+                time.sleep(0.2 * (dist.get_rank() == late))
+                dist.barrier()
+            base = held()
+        members = sorted(random_.sample(ranks, random_.randint(2, len(ranks))))
+        policy = random_.choice(["none", "int8"])
+        group = dist.new_group(members, pg_options=hct.Options(policy=policy))
+        if dist.get_rank() in members:
+            tensor = torch.ones(20_000)
+            dist.all_reduce(tensor, group=group)
+            assert abs(tensor[0].item() - len(members)) < 0.02 * len(members), tensor[0]
+            dist.destroy_process_group(group)
+    dist.barrier()
+    assert base is not None
+    grown = everywhere(held().beyond(base))
+    leaks = grown.leaks(ALLOWED_OF_GROUPS)
+    dist.destroy_process_group()
+    if MPI.COMM_WORLD.rank == 0:
+        print(grown)
+        print("\n".join(leaks) or f"nothing leaked in {count} groups", flush=True)
+    return int(bool(leaks))
+
+
 def _tell(done: int, seconds: float, made: int, now: Held, grown: Held) -> None:
     """Print a row: the most of any rank, and how much more than after the warm-up."""
     if MPI.COMM_WORLD.rank:
@@ -192,7 +234,10 @@ def _tell(done: int, seconds: float, made: int, now: Held, grown: Held) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("operations", type=int)
+    parser.add_argument("operations", type=int, nargs="?", default=0)
+    parser.add_argument("--groups", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    if arguments.groups:
+        sys.exit(run_groups(arguments.groups, arguments.seed))
     sys.exit(run(arguments.operations, arguments.seed))

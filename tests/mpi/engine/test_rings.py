@@ -1,4 +1,4 @@
-"""Rings in shared memory, by which ranks of a host tell each other of messages, go back with their communicator."""
+"""Shared memory goes back: rings with their communicator, pages that are no longer used to the system."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.mpi.conftest import WORLD, communicator, verdict
 from tests.soak.measure import held
 
 MADE = 60
+PERIOD = 50  # blocks given back, from one time to the next at which pages go back
 
 
 def test_the_next_group_gets_the_rings_that_one_has_given_back():
@@ -47,3 +48,30 @@ def test_freed_communicators_leave_no_shared_memory():
         life()
     grown = held().shared_mb - before
     verdict(grown < 0.25, f"{grown} MB of {MADE} communicators")  # 16 KiB each and neighbour, if they stayed
+
+
+def test_pages_of_messages_that_were_large_once_go_back(make):
+    """Or a program that sends messages of many sizes would hold the most of each size that it ever needed."""
+    comm = make("none")
+    shares = comm._transport.shm_peers is not None
+    usual = native_engine().engine_trim_period(PERIOD)
+
+    def small() -> None:
+        x = np.ones(2_000, np.float32)
+        for _ in range(PERIOD):
+            comm.Allreduce(MPI.IN_PLACE, x, codec="int8", algorithm="direct")
+
+    small()
+    before = held().shared_mb
+    arrays = [np.ones(1 << 20, np.float32) for _ in range(4)]
+    for request in [comm.Iallreduce(MPI.IN_PLACE, x, codec="fp16", algorithm="direct") for x in arrays]:
+        request.wait()
+    most = held().shared_mb - before
+    small()
+    small()
+    native_engine().engine_trim_period(usual)
+    left = held().shared_mb - before
+    verdict(left < 2 and (most > 5 or not shares), f"{most} MB, later {left} MB")
+    x = np.full(1 << 20, 2.0, np.float32)  # in the memory that was given back
+    comm.Allreduce(MPI.IN_PLACE, x, codec="fp16", algorithm="direct")
+    verdict(bool((x == 2 * comm.size).all()))
