@@ -254,6 +254,11 @@ def _mode_there(path: Path) -> int | None:
 # -- reading ---------------------------------------------------------------------------------------------
 
 
+def listed(folder: StrPath, pattern: str) -> list[Path]:
+    """Return what a folder has of a pattern, in order of names; nothing where there is no such folder."""
+    return sorted(Path(folder).glob(pattern)) if os.path.isdir(folder) else []
+
+
 def open_file(path: StrPath, *, what: str = "", error: Error = ConfigError) -> BinaryIO:
     """Open a file to read; never waits, as a pipe has it.
 

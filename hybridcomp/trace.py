@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from hybridcomp import variables
 from hybridcomp.errors import ConfigError, printable
-from hybridcomp.files import checked, decoded, parse_json, read_bytes, tell_failure, writing
+from hybridcomp.files import checked, decoded, listed, parse_json, read_bytes, tell_failure, writing
 
 STEPS_BY = ("hybridcomp train", "the program", "an optimizer")  # the most exact first
 WAITS = "waits"  # name of the track
@@ -344,7 +344,7 @@ def _at_exit() -> None:
 
 def files(folder: str | os.PathLike[str]) -> list[Path]:
     """Return the traces of single ranks in a folder."""
-    return sorted(Path(folder).glob(_PATTERN))
+    return listed(folder, _PATTERN)
 
 
 def merge(folder: str | os.PathLike[str], late_ns: Mapping[int, float] | None = None) -> Path:

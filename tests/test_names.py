@@ -175,15 +175,30 @@ def refused(capsys, *argv: str) -> str:
     return line
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [["report", "FILE"], ["study", "FILE"], ["plan", "--model", "FILE", "--batch", "8"], ["train", "--config", "FILE"],
-     ["train", "--policy", "FILE"], ["run", "--policy", "FILE", "--", "true"], ["generate", "FILE"]],
-)  # fmt: skip
+OF_FILES = [
+    ["report", "FILE"],
+    ["study", "FILE"],
+    ["plan", "--model", "FILE", "--batch", "8"],
+    ["train", "--config", "FILE"],
+    ["train", "--policy", "FILE"],
+    ["train", "--data", "FILE"],
+    ["train", "--resume", "FILE"],
+    ["run", "--policy", "FILE", "--", "true"],
+    ["generate", "FILE"],
+]
+
+
+@pytest.mark.parametrize("argv", OF_FILES)
 def test_commands_name_a_file_that_is_not_there(tmp_path, capsys, argv):
     """A name may hold the end of a line: an error stays one line."""
     path = tmp_path / f"two\nlines{TERMINAL}.toml"
     assert r"two\nlines\x1b]0;title" in refused(capsys, *(str(path) if a == "FILE" else a for a in argv))
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "n" * 300 + ".toml", "p/" * 3000 + "p", "a\0b", "\udcff"])
+@pytest.mark.parametrize("argv", OF_FILES)
+def test_names_that_no_file_can_have(capsys, argv, name):
+    refused(capsys, *(name if a == "FILE" else a for a in argv))
 
 
 def test_a_plan_names_its_profile(tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,4 +101,4 @@ def _check(args: argparse.Namespace) -> None:
 def _config(checkpoint: Path) -> dict[str, Any]:
     """Return the run's configuration; nothing where the checkpoint was copied away from it."""
     path = checkpoint.parent.parent / "config.toml"
-    return read_toml(str(path)) if path.is_file() else {}
+    return read_toml(str(path)) if os.path.isfile(path) else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -164,7 +165,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _profile(arguments: argparse.Namespace) -> str:
-    if arguments.profile is None and not wanted_path().exists():
+    if arguments.profile is None and not os.path.exists(wanted_path()):
         raise ConfigError(
             f"there is no profile at {wanted_path()}: `hybridcomp doctor --calibrate` writes one there; or give "
             "--profile, examples/cluster_16x8.toml say"

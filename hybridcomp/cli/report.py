@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import show
 from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.errors import ConfigError
-from hybridcomp.files import read_json, write_text
+from hybridcomp.files import listed, read_json, write_text
 
 EXAMPLES = """examples:
   hybridcomp report runs/gpt                 # the folder of a `hybridcomp train`
@@ -70,15 +71,15 @@ def main(argv: list[str]) -> int:
     """
     arguments = parser().parse_args(argv)
     run = arguments.run
-    folders = [folder for folder in (run, *sorted(run.glob("*/"))) if trace.files(folder)]
+    folders = [folder for folder in (run, *listed(run, "*/")) if trace.files(folder)]
     metrics = run / METRICS
-    if not folders and not metrics.exists():
+    if not folders and not os.path.lexists(metrics):
         raise ConfigError(
             f"{run} has neither {METRICS} nor trace.RANK.json: a run of `hybridcomp train` writes the one, "
             f"{variables.TRACE}={run} has a program write the other"
         )
-    record = read_run(run.name, metrics) if metrics.exists() else RunRecord(run.name)
-    if metrics.exists():
+    record = read_run(run.name, metrics) if os.path.lexists(metrics) else RunRecord(run.name)
+    if os.path.lexists(metrics):
         _tell_metrics(run, record)
     found = [_tell_traces(folder, arguments.skip) for folder in folders]
     breakdowns = [one for one in found if one is not None]

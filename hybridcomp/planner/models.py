@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from hybridcomp.errors import ConfigError
@@ -57,7 +57,7 @@ def model_config(name: str) -> TrainConfig:
     """
     if name in MODELS:
         return dataclasses.replace(TrainConfig(), **MODELS[name])
-    if not name.endswith(".toml") and not Path(name).is_file():
+    if not name.endswith(".toml") and not os.path.isfile(name):
         near = difflib.get_close_matches(name.lower(), MODELS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(

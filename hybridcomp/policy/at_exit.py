@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ class FilesAtExit(Generic[Source]):
             PolicyError: the file's folder does not exist.
         """
         file = Path(path).absolute()
-        if not file.parent.is_dir() or file.is_dir():
+        if not os.path.isdir(file.parent) or os.path.isdir(file):
             raise PolicyError(
                 f"cannot write {self._what} to {printable(path)}: it is no file of a folder that exists"
             )

@@ -45,7 +45,7 @@ def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
     if text.partition(":")[0] == AUTO:
         return frozen_to(Policy(text, Rule(exclude=_EXCLUDED), auto=parse_spec(text)))
     path = Path(text)
-    if path.suffix == ".toml" or path.is_file():
+    if path.suffix == ".toml" or os.path.isfile(path):
         content = read_text(path, what="policy file", error=PolicyError)
         return frozen_to(parse_policy(content, text))
     try:
@@ -61,7 +61,7 @@ def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
 
 def default_policy() -> Policy:
     """Return the policy where none is asked for: ``auto`` if a profile was calibrated, else ``hybrid``."""
-    name = AUTO if wanted_path().is_file() else _UNCALIBRATED
+    name = AUTO if os.path.isfile(wanted_path()) else _UNCALIBRATED
     return dataclasses.replace(load_policy(name), default=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,4 +155,4 @@ def wants_tokenizer(config_data: str | None, tokenizer: str | None) -> bool:
     if tokenizer is not None or config_data is None:
         return False
     root = Path(config_data)
-    return root.suffix == ".bin" or (root / "train.bin").is_file()
+    return root.suffix == ".bin" or os.path.isfile(root / "train.bin")

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.errors import ConfigError, MismatchError, missing_module
+from hybridcomp.files import listed
 from hybridcomp.policy import Policy, default_policy, frozen_to, load_policy
 from hybridcomp.train.checkpoints.resume import (
     Checkpoint,
@@ -86,7 +88,7 @@ def _named_policy(config: TrainConfig) -> Policy:
             f"freeze {config.freeze}: with pp {config.pp} the replicas of each stage decide apart, and only decisions "
             "of all ranks together can be written: leave out --freeze, or pp"
         )
-    if not (folder := Path(config.freeze).absolute().parent).is_dir():
+    if not os.path.isdir(folder := Path(config.freeze).absolute().parent):
         raise ConfigError(f"freeze {config.freeze}: there is no folder {folder}")
     return frozen_to(policy, config.freeze)
 
@@ -119,9 +121,9 @@ def _run_directory(config: TrainConfig, checkpoint: Checkpoint | None) -> str:
         return str(checkpoint.path.parent.parent)
     if out is None:
         return time.strftime("runs/%Y-%m-%d-%H%M%S")
-    if Path(out).exists() and not Path(out).is_dir():
+    if os.path.exists(out) and not os.path.isdir(out):
         raise ConfigError(f"out {out} is a file; it must be a directory or not exist")
-    if config.resume is None and any(Path(out).glob("checkpoints/step-*")):
+    if config.resume is None and listed(out, "checkpoints/step-*"):
         raise ConfigError(
             f"{out} holds the checkpoints of a run: go on with --resume auto, or give another --out"
         )

@@ -76,9 +76,9 @@ def load_corpus(
         ConfigError: a file is missing or unreadable, is no UTF-8 text, or the vocabulary is too small.
     """
     root = Path(data) if data is not None else None
-    if root is not None and not root.exists():
+    if root is not None and not os.path.exists(root):
         raise ConfigError(f"data {data} does not exist")
-    pair = root is not None and (root / "train.bin").is_file() and (root / "val.bin").is_file()
+    pair = root is not None and os.path.isfile(root / "train.bin") and os.path.isfile(root / "val.bin")
     if root is not None and (pair or root.suffix == ".bin"):
         if tokenizer is not None:
             raise ConfigError(f"{data} holds tokens already; --tokenizer is for text")
@@ -104,7 +104,7 @@ def _split(tokens: Tokens, vocab_size: int, val_fraction: float, source: str) ->
 
 
 def _map_bin(path: Path, vocab_size: int) -> Tokens:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"{path} is not a file")
     size = path.stat().st_size
     if size == 0 or size % 2:
@@ -138,7 +138,7 @@ def _standard_library() -> list[bytes]:
 
 
 def _read_texts(root: Path) -> list[bytes]:
-    if root.is_dir():
+    if os.path.isdir(root):
         texts = _read_utf8(_files_below(root))
         if not texts:
             raise ConfigError(f"no UTF-8 text in the folder {root}")

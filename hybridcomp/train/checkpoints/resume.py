@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.errors import ConfigError, printable
-from hybridcomp.files import checked, open_file, read_json, shown, write_text
+from hybridcomp.files import checked, listed, open_file, read_json, shown, write_text
 from hybridcomp.train.config import TrainConfig
 
 RECORD = "checkpoint.json"
@@ -91,7 +91,7 @@ def run_identity(config: TrainConfig, vocab_size: int, data: str) -> dict[str, A
 
 def newest(folder: Path) -> Path | None:
     """Return the checkpoint of a run directory with the highest step, or None."""
-    found = sorted(folder.glob(f"checkpoints/step-*/{RECORD}"))
+    found = listed(folder, f"checkpoints/step-*/{RECORD}")
     return found[-1].parent if found else None
 
 
@@ -119,7 +119,7 @@ def find_checkpoint(config: TrainConfig, *, contents: bool = True) -> Checkpoint
 
 def _newest_whole(folder: Path, contents: bool) -> Checkpoint | None:
     damaged: list[str] = []
-    for record in sorted(folder.glob(f"checkpoints/step-*/{RECORD}"), reverse=True):
+    for record in reversed(listed(folder, f"checkpoints/step-*/{RECORD}")):
         try:
             return replace(_read(record.parent, contents), passed_over=tuple(damaged))
         except ConfigError as error:
@@ -135,7 +135,7 @@ def checkpoint_in(folder: Path, *, contents: bool = True) -> Checkpoint | None:
     Raises:
         ConfigError: the checkpoint is damaged.
     """
-    path = folder if (folder / RECORD).is_file() else newest(folder)
+    path = folder if os.path.isfile(folder / RECORD) else newest(folder)
     return None if path is None else read_checkpoint(path, contents=contents)
 
 
