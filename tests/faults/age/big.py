@@ -1,4 +1,4 @@
-"""Arrays that an int does not count: 3 GiB, and 2**31 + 1 elements, by each family of codecs and in sends and receives.
+"""Arrays that an int does not count: 3 GiB, and 2**31 + 1 elements, by each family of codecs, in sends, and by PyTorch.
 
 ``python -m tests.faults.age.big`` (``make big``) runs on two ranks, one case after another, and takes 20 GiB of memory.
 ``--scale 0.1`` makes all arrays smaller, to try the program itself; ``--only int8`` runs some of the cases. Each ends
@@ -56,6 +56,10 @@ CASES = [
         for codec in ("none", "int8", "lossless", "topk:ratio=0.01")
     ),
     *(Case(operation, "none", "uint8", _MANY) for operation in ("all_reduce", "broadcast", "send")),
+    *(
+        Case(f"torch.{operation}", "none", "uint8", _MANY)
+        for operation in ("all_reduce", "all_to_all", "reduce_scatter", "all_gather")
+    ),
     *(Case("send", codec, "float32", _THREE_GIB) for codec in ("none", "int8", "lossless")),
     *(Case("send", codec, "float16", _MANY) for codec in ("none", "int8")),
     *(Case("broadcast", codec, "float16", _MANY) for codec in ("none", "int8")),

@@ -12,6 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,34 @@ def run(comm: hc.Communicator, operation: str, codec: str, x: np.ndarray) -> int
     return 1
 
 
+def run_torch(operation: str, x: np.ndarray) -> int:
+    """Do the operation by ``torch.distributed``; return how many times the pattern the result is."""
+    import torch
+    import torch.distributed as dist
+
+    import hybridcomp.torch as hct
+
+    hct.set_policy("none")
+    dist.init_process_group("hybridcomp", timeout=timedelta(seconds=SECONDS))
+    rank, whole = dist.get_rank(), torch.from_numpy(x)
+    half = len(x) // 2
+    if operation == "torch.all_reduce":
+        dist.all_reduce(whole)
+        return 2
+    if operation == "torch.all_to_all":  # all of it to the other rank, nothing to itself
+        there = [0, len(x)] if rank == 0 else [len(x), 0]
+        dist.all_to_all_single(received := torch.zeros_like(whole), whole, there, there)
+        whole.copy_(received)
+        return 1
+    mine = whole[rank * half : (rank + 1) * half].clone()
+    if operation == "torch.reduce_scatter":
+        dist.reduce_scatter_tensor(mine, whole[: 2 * half])
+        mine //= 2
+    whole[: 2 * half] = 0
+    dist.all_gather_into_tensor(whole[: 2 * half], mine)
+    return 1
+
+
 def main(operation: str, codec: str, dtype: str, elements: str) -> None:
     """Do one case, and say how it has ended on this rank."""
     with contextlib.suppress(OSError):  # where memory runs out after all, this is what the system ends
@@ -94,7 +123,8 @@ def main(operation: str, codec: str, dtype: str, elements: str) -> None:
     WORLD.Barrier()
     began, verdict, checksum = time.monotonic(), "right", 0
     try:
-        times = run(comm, operation, codec, x)
+        torchs = operation.startswith("torch.")
+        times = run_torch(operation, x) if torchs else run(comm, operation, codec, x)
         took = time.monotonic() - began
         wrong, checksum = check(x, codec, times)
         verdict = f"WRONG {wrong}" if wrong else "right"
