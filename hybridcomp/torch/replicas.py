@@ -22,7 +22,7 @@ def copy_from_first(tensors: Sequence[torch.Tensor], group: Any) -> None:
     on_the_way = []
     for tensor in tensors:
         values = local_of(tensor)
-        dense = values.contiguous()
+        dense = values.resolve_conj().resolve_neg().contiguous()
         raw = dense.view(-1).view(torch.uint8)  # as integers: no policy compresses those
         work = dist.broadcast(raw, group=group, group_src=0, async_op=True)
         on_the_way.append((values, dense, work))

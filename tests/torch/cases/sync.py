@@ -256,7 +256,7 @@ class Turned(nn.Module):
         torch.manual_seed(3)
         self.real = nn.Linear(5, 5, bias=False)
         self.turn = nn.Parameter(torch.randn(5, 3, dtype=torch.complex64))
-        self.wide = nn.Parameter(torch.randn(7, dtype=torch.complex128))
+        self.wide = nn.Parameter(torch.randn(7, dtype=torch.complex128).conj())  # not conjugated in memory
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         turned = self.real(x).to(torch.complex64) @ self.turn
