@@ -12,7 +12,9 @@ Importing this package takes a millisecond: each name loads its module when firs
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -84,6 +86,16 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"hybridcomp.{home}"), name)
     globals()[name] = value
     return value
+
+
+def _leave() -> None:
+    """Tell the other ranks, if this process has any, that it ends."""
+    progress = sys.modules.get("hybridcomp.collectives.execution.progress")
+    if progress is not None:
+        progress.leave()
+
+
+atexit.register(_leave)  # here, before what a program registers itself, so that it runs after that
 
 
 def __dir__() -> list[str]:

@@ -3,12 +3,16 @@
 The server is a process of its own, since ``MPI_Init`` holds Python's lock while it waits for an answer. It is run as a
 file, by a Python without packages, and imports nothing but the standard library. Its first line of input is JSON:
 ``size``, ``host`` (the address to listen on), ``secret`` and ``seconds`` (for all ranks to come). It prints its port,
-and ends when all ranks have, when one of them is lost, and when its input ends: rank 0's process is gone.
+and ends when all ranks have, and when one of them is lost, or its input ends, before MPI has begun in all.
 
 A rank's first line is the secret, its rank and its host's name. It is answered when all ranks have come, by ``welcome``
 and the number of hosts, or by ``missing`` and the ranks that have not. The lines after it are MPICH's protocol (its
 ``src/pmi``): lines of ``key=value`` with single spaces. A line that is too long, is not ASCII, or has unknown
 contents ends the connection, and with it the job.
+
+On its second connection a rank says ``life`` in the place of the host, is answered ``alive``, and says ``begun`` when
+its MPI has. It is told there, by ``gone`` and a rank, when that rank's second connection has ended before its MPI has:
+its process is gone, however that came.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ MOST_KEYS = 1 << 16
 AUTHENTICATION_SECONDS = 10.0
 _WORD = re.compile(r"[A-Za-z_]{1,32}=[!-~]{0,2048}")  # printable ASCII without the space
 _KEY = re.compile(r"[!-~]{1,64}")
-_FIRST = re.compile(r"([0-9a-f]{64}) ([0-9]{1,9}) ([0-9a-f]{1,64})")  # secret, rank, host
+_FIRST = re.compile(r"([0-9a-f]{64}) ([0-9]{1,9}) (life|[0-9a-f]{1,64})")  # secret, rank, host
 
 
 class ProtocolError(Exception):
@@ -83,7 +87,11 @@ class Server:
         self.name = f"ranks_{os.urandom(8).hex()}"  # MPICH names its shared memory after it
         self.ended = asyncio.Event()  # set when all ranks have ended, or the job is lost
         self.complete = asyncio.Event()  # set when all ranks have come
+        self.begun = asyncio.Event()  # set when MPI has begun in all ranks
         self._ranks: dict[int, asyncio.StreamWriter] = {}
+        self._lives: dict[int, asyncio.StreamWriter] = {}  # second connections
+        self._begun: set[int] = set()
+        self._gone: list[int] = []
         self._finalized: set[int] = set()
         self._waiting: set[int] = set()  # ranks in the barrier
         self._hosts: dict[int, str] = {}
@@ -93,7 +101,11 @@ class Server:
         """Serve one connection, to its end."""
         rank = -1
         try:
-            rank = self._admit(await asyncio.wait_for(reader.readline(), AUTHENTICATION_SECONDS), writer)
+            line = await asyncio.wait_for(reader.readline(), AUTHENTICATION_SECONDS)
+            if self._is_life(line):
+                await self._watch(line, reader, writer)
+                return
+            rank = self._admit(line, writer)
             while (line := await reader.readline()) and rank not in self._finalized:
                 for answer in self._answers(rank, parse(line)):
                     writer.write(answer.encode("ascii") + b"\n")
@@ -103,17 +115,46 @@ class Server:
         finally:
             writer.close()
             # A stranger is sent away. A rank that leaves before its MPI has ended is lost: others would wait for it.
-            if rank in self._ranks and rank not in self._finalized:
+            if rank in self._ranks and rank not in self._finalized and not self.begun.is_set():
                 self.ended.set()
 
-    def _admit(self, line: bytes, writer: asyncio.StreamWriter) -> int:
+    def _is_life(self, line: bytes) -> bool:
+        return line.endswith(b" life\n")
+
+    async def _watch(self, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Keep a rank's second connection, and tell the others when it ends."""
+        rank, _ = self._known(line)
+        if rank not in self._ranks or rank in self._lives or rank in self._gone:
+            raise ProtocolError("a rank that is not here, or is twice")
+        self._lives[rank] = writer
+        writer.write(b"alive\n" + b"".join(b"gone %d\n" % one for one in self._gone))
+        try:
+            if await reader.readline() == b"begun\n":
+                self._begun.add(rank)
+                if len(self._begun) == self.size:
+                    self.begun.set()
+                await reader.read(1)  # it says nothing more
+        finally:
+            del self._lives[rank]
+            if rank not in self._finalized:
+                self._gone.append(rank)
+                for other in self._lives.values():
+                    other.write(b"gone %d\n" % rank)
+            if not self._lives:
+                self.ended.set()
+
+    def _known(self, line: bytes) -> tuple[int, str]:
+        """Return the rank and the host of a first line that has the secret."""
         said = _FIRST.fullmatch(line.decode("ascii", "replace").rstrip("\n"))
         if said is None or not hmac.compare_digest(said[1], self.secret):
             raise ProtocolError("no rank, or another secret")
-        rank = int(said[2])
+        return int(said[2]), said[3]
+
+    def _admit(self, line: bytes, writer: asyncio.StreamWriter) -> int:
+        rank, host = self._known(line)
         if rank >= self.size or rank in self._ranks:
             raise ProtocolError("a rank too many")
-        self._ranks[rank], self._hosts[rank] = writer, said[3]
+        self._ranks[rank], self._hosts[rank] = writer, host
         if len(self._ranks) == self.size:
             hosts = [self._hosts[one] for one in range(self.size)]
             self._values["PMI_process_mapping"] = mapping(hosts)
@@ -212,6 +253,8 @@ async def run(given: dict[str, object]) -> None:
             job.give_up()
         elif done == {complete}:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            if job.begun.is_set():  # the others may outlive rank 0, and are told so
+                await job.ended.wait()
     finally:
         server.close()
 

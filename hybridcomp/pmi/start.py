@@ -18,7 +18,7 @@ from typing import Any
 from hybridcomp import launcher, variables
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
 from hybridcomp.native import kernels
-from hybridcomp.pmi import ending, hosts
+from hybridcomp.pmi import ending, hosts, lifeline
 
 _CARD = "hybridcomp/pmi"  # key in the store: address of rank 0's server
 _FAILED = "failed"
@@ -67,15 +67,17 @@ def start(
         except Exception as error:
             store.set(_CARD, json.dumps({_FAILED: f"{type(error).__name__}: {error}", "attempt": _attempt()}))
             raise
-    connection, count = _join(store, rank, deadline, timeout, check)
+    connection, count, life = _join(store, rank, deadline, timeout, check)
+    lifeline.hold(life)
     _initialise(mpi, connection, rank, size, _network() if count > 1 else {})
+    lifeline.begin()
     _unlink_shared_memory(mpi.COMM_WORLD, deadline)
 
 
 def _join(
     store: Any, rank: int, deadline: float, timeout: timedelta, check: Callable[[], None]
-) -> tuple[socket.socket, int]:
-    """Connect to rank 0's server once all ranks have; return the connection, and the number of hosts.
+) -> tuple[socket.socket, int, socket.socket]:
+    """Connect to rank 0's server once all ranks have; return the connection, the number of hosts, and the lifeline.
 
     A store may outlive ranks that all started again, and hold what the earlier ones left. So an address without a
     listener is not an error until the time is up: rank 0's new one takes its place.
@@ -93,7 +95,8 @@ def _join(
             time.sleep(_AGAIN_SECONDS)
             continue
         try:
-            return _greet(card, rank, deadline, check)
+            connection, count = _greet(card, rank, deadline, check)
+            return connection, count, _live(card, rank)
         except OSError as refused:
             error = f"{card['address']}:{card['port']}: {refused}"
             time.sleep(_AGAIN_SECONDS)
@@ -118,10 +121,17 @@ def _greet(
     try:
         connection.sendall(f"{card['secret']} {rank} {hosts.identity()}\n".encode())
         end = max(deadline, time.monotonic()) + _SERVER_SECONDS
-        while not select.select([connection], [], [], _LOOK_SECONDS)[0] and time.monotonic() < end:
-            check()
-        connection.settimeout(_SERVER_SECONDS)
-        while not answer.endswith(b"\n") and (byte := connection.recv(1)):  # later bytes are for MPI
+        connection.settimeout(_LOOK_SECONDS)
+        while not answer.endswith(b"\n"):
+            try:
+                byte = connection.recv(1)  # later bytes are for MPI
+            except TimeoutError:
+                check()
+                if time.monotonic() > end:
+                    raise
+                continue
+            if not byte:
+                break
             answer += byte
     except BaseException:
         connection.close()
@@ -136,6 +146,17 @@ def _greet(
             f"starting MPI: rank {rank} waited, and rank {rest.replace(',', ', ')} did not come"
         )
     raise ConnectionError("it sends this rank away, or a rank ended before all had come")
+
+
+def _live(card: dict[str, Any], rank: int) -> socket.socket:
+    """Return a connection by which the server knows that this process lives."""
+    connection = socket.create_connection((card["address"], card["port"]), _SERVER_SECONDS)
+    connection.sendall(f"{card['secret']} {rank} {lifeline.WORD}\n".encode())
+    for byte in lifeline.GREETING:
+        if connection.recv(1) != bytes([byte]):
+            connection.close()
+            raise ConnectionError("it sends this rank away, or a rank ended before all had come")
+    return connection
 
 
 def _library() -> Any:

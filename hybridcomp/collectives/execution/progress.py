@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from mpi4py import MPI
@@ -27,16 +28,18 @@ from hybridcomp import trace
 from hybridcomp.collectives.execution.background import Attended, Background
 from hybridcomp.collectives.execution.completion import Name, in_words
 from hybridcomp.collectives.execution.foreground import LISTEN, SLEEP_MIN, Foreground
+from hybridcomp.collectives.execution.observing import world_ranks
 from hybridcomp.collectives.execution.request import Request
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.execution.traced_waits import say_waited
 from hybridcomp.collectives.execution.wait import PollingLock
-from hybridcomp.collectives.failure.notices import Notices
+from hybridcomp.collectives.failure.blocked import await_threads
+from hybridcomp.collectives.failure.notices import Leaving, Notices
 from hybridcomp.collectives.failure.signals import deferral
-from hybridcomp.collectives.failure.supervision import OF_ANY_MESSAGE, close, distrusted, heed
+from hybridcomp.collectives.failure.supervision import OF_ANY_MESSAGE, close, distrusted, forsake, heed
 from hybridcomp.collectives.failure.watchdog import watch_process, watched
 from hybridcomp.errors import ConfigError
-from hybridcomp.pmi import ending
+from hybridcomp.pmi import ending, lifeline
 
 __all__ = ["Engine", "Request", "engine"]
 
@@ -45,6 +48,7 @@ _ROUND = 3e-3  # seconds of steps in one poll, before other threads may have the
 _LISTEN_IDLE = 0.1  # seconds between polls of notices while no operation is in flight
 _ANSWER_SECONDS = 1.0  # time for other ranks to say how far they are
 _EXIT_SECONDS = 5.0  # time that an exiting process gives its operations in flight
+_LEAVE_SECONDS = 1.0  # time that it gives its last notices
 
 
 class Engine:
@@ -63,6 +67,7 @@ class Engine:
         self._active: list[Request] = []  # the most urgent first, of equals the oldest
         self._abandoned: list[Request] = []  # ended early: MPI may still write to their buffers
         self._listening: list[Notices] = []
+        self._gone: dict[int, str] = {}  # ranks of the job whose processes have ended without a word
         self._listened = 0.0
         self._listened_to_all = 0.0
         self.attending: int | None = None
@@ -146,7 +151,9 @@ class Engine:
             else:
                 insort(self._active, request, key=_urgency)
             # Its first step has run even so: MPI must find operations that it matches by order posted on all ranks.
-            if notices is not None and (notices.news or notices.belated or number in notices.failures):
+            if notices is not None and (
+                notices.news or notices.belated or number in notices.failures or notices.left
+            ):
                 ended += self._apply(notices)
         return ended
 
@@ -168,6 +175,7 @@ class Engine:
         """Poll a communicator's notices from now on."""
         with self._lock:
             self._listening.append(notices)
+            self._lose(notices, self._gone)
         self._background.wake()
 
     def silence(self, notices: Notices) -> None:
@@ -275,15 +283,30 @@ class Engine:
     def _hear(self) -> list[Request]:
         """Poll the notices of communicators with waiting operations, sometimes of all; return the operations ended."""
         ended: list[Request] = []
+        self._look_for_gone()
         heard: Iterable[Notices] = {r._notices: None for r in self._active if r._notices is not None}
         if self._listened - self._listened_to_all > _LISTEN_IDLE:
             self._listened_to_all = self._listened
             heard = self._listening
         for notices in heard:
             notices.poll()
-            if notices.news:
+            if notices.news or notices.left:
                 ended += self._apply(notices)
         return ended
+
+    def _look_for_gone(self) -> None:
+        """Learn which processes of the job have ended without a word, if anybody knows."""
+        gone = lifeline.gone()
+        if gone:
+            self._gone |= gone
+            ending.leave_mpi()  # its end would wait for them
+            for notices in self._listening:
+                self._lose(notices, gone)
+
+    def _lose(self, notices: Notices, gone: Mapping[int, str]) -> None:
+        for rank, world_rank in enumerate(world_ranks(notices.comm) if gone else ()):
+            if world_rank in gone:
+                notices.lose(rank, gone[world_rank])
 
     def _apply(self, notices: Notices) -> list[Request]:
         """Apply notices; return the operations that they have ended."""
@@ -292,6 +315,10 @@ class Engine:
             notices.news = False
             return self._distrust(broken)
         ended = heed(notices, [r for r in self._active if r._notices is notices])
+        if notices.left:
+            if any(left.how == Leaving.CRASHED for left in notices.left.values()):
+                ending.leave_mpi()  # its end would wait for them
+            ended += forsake(notices, self._active)
         for request in ended:
             self._active.remove(request)
             self._abandoned.append(request)
@@ -335,6 +362,7 @@ class Engine:
         """Poll all notices while nothing is in flight."""
         with self._lock:
             if not MPI.Is_finalized():
+                self._look_for_gone()
                 # An operation that starts meanwhile finds the news; one that has begun to wait is polled next.
                 for notices in self._listening:
                     notices.poll()
@@ -350,7 +378,7 @@ class Engine:
 
     def _end(self) -> None:
         self._background.stop()
-        deadline = time.monotonic() + _EXIT_SECONDS
+        deadline = time.monotonic() + (0.0 if _crash() else _EXIT_SECONDS)
         try:
             while not self.idle and time.monotonic() < deadline:
                 if not self.poll() and not self.foreground.wait_natively():
@@ -360,6 +388,27 @@ class Engine:
             for request in [*self._active, *self.begun, *self._abandoned]:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
 
+    def leave(self) -> None:
+        """Tell the ranks of all communicators that this process ends; after everything else that runs at its exit."""
+        if os.getpid() != self._pid or MPI.Is_finalized() or not self._lock.acquire(blocking=False):
+            return
+        crash = _crash()
+        how = Leaving.CRASHED if crash else Leaving.WELL if self.idle else Leaving.BUSY
+        try:
+            for notices in self._listening:
+                notices.poll()
+                notices.leave(crash or "its process has ended", how)
+        finally:
+            self._lock.release()
+        if not await_threads(_LEAVE_SECONDS):
+            ending.leave_mpi()
+
+
+def _crash() -> str:
+    """Return the exception by which this program ends, in words; '' if it ends by none."""
+    error = getattr(sys, "last_value", None)  # set once the traceback has been printed
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
 
 def _urgency(request: Request) -> int:
     return request.priority
@@ -367,6 +416,12 @@ def _urgency(request: Request) -> int:
 
 _engine: Engine | None = None
 _engine_lock = threading.Lock()
+
+
+def leave() -> None:
+    """Tell the ranks of all communicators that this process ends, if it has any."""
+    if _engine is not None:
+        _engine.leave()
 
 
 def engine() -> Engine:

@@ -124,6 +124,14 @@ class StandbyThread:
             self._target()
 
 
+def await_threads(seconds: float) -> bool:
+    """Wait for the threads that may be inside MPI; return whether none is."""
+    deadline = time.monotonic() + seconds
+    for thread in list(_threads):
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in list(_threads))
+
+
 @functools.cache
 def _at_exit() -> None:
     atexit.register(_end, os.getpid())
@@ -133,9 +141,8 @@ def _end(pid: int) -> None:
     """Wait for the threads for some seconds; where one does not come back, the process ends without MPI's end."""
     if os.getpid() != pid or MPI.Is_finalized():
         return
-    deadline = time.monotonic() + _EXIT_SECONDS
+    await_threads(_EXIT_SECONDS)
     for thread, what in list(_threads.items()):
-        thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
             why = (
                 f"hybridcomp: rank {MPI.COMM_WORLD.Get_rank()} is still in MPI at its exit ({what}), where "

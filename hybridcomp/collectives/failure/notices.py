@@ -1,4 +1,4 @@
-"""Exchange notices between a communicator's ranks, beside its operations: failed operations, each rank's progress.
+"""Exchange notices between a communicator's ranks: of failed operations, of each rank's progress, and of its end.
 
 Notices of 256 bytes each travel on the communicator of collectives, with a tag above those of operations' messages.
 Nothing is posted for them: the engine probes every few milliseconds while an operation waits, and ten times a second
@@ -14,6 +14,7 @@ behind.
 from __future__ import annotations
 
 import struct
+import time
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ class _Kind(IntEnum):
     FAILED = 1
     ASK = 2
     ANSWER = 3
+    LEFT = 4
 
 
 class _Detail(IntEnum):
@@ -47,6 +49,14 @@ class _Detail(IntEnum):
     ERROR = 0
     LATE = 1
     CAUSED = 2  # by an earlier operation's failure, whose number stands in place of the latest operation's
+
+
+class Leaving(IntEnum):
+    """Ways in which a rank leaves."""
+
+    WELL = 0
+    BUSY = 1  # it has messages in flight, which may still arrive
+    CRASHED = 2  # by an exception: it takes no part in MPI's end
 
 
 class State(IntEnum):
@@ -73,6 +83,22 @@ class Failure(NamedTuple):
     cause: int | None = None
 
 
+class Left(NamedTuple):
+    """Rank whose process ends, or has ended.
+
+    Attributes:
+        text: cause of its end.
+        since: time at which that became known here, by :func:`time.monotonic`.
+        latest: number of the latest operation up to which all have ended there; None where it has told nobody.
+        how: its way of leaving.
+    """
+
+    text: str
+    since: float
+    latest: int | None
+    how: Leaving
+
+
 class Reply(NamedTuple):
     """Progress of a rank, as it answers.
 
@@ -93,12 +119,15 @@ class Notices:
     Attributes:
         rank: number of this rank.
         size: number of ranks.
+        comm: MPI communicator of the notices.
+        key: key of the communicator that they are about.
         latest: number of the latest operation started here; the same operation has the same number on all ranks.
         failures: failures, by number, of operations that have failed elsewhere and not ended here.
         belated: number and failure of an operation that had ended well here; the next operation reports it.
         news: whether notices have come that the engine has not acted on.
         ordered: whether operations start here in the order of their numbers.
         broken: error of MPI's in a look for notices, which may concern any operation in flight; None if none.
+        left: ranks that have left, by rank; the engine ends the operations that need them.
         troubled: whether any operation has failed, here or elsewhere, or is about to: messages of it may be on their
             way. A rank that runs out of time asks before it gives up, so the ranks that have answered know.
     """
@@ -113,11 +142,12 @@ class Notices:
         self.troubled = False
         self.failures: dict[int, Failure] = {}
         self.belated: tuple[int, Failure] | None = None
+        self.left: dict[int, Left] = {}
         self.news = False
         self.broken: MPI.Exception | None = None
         self.ordered = True
-        self._comm = comm
-        self._key = key
+        self.comm = comm
+        self.key = key
         self._open: set[int] = set()
         self._ended: dict[int, bool] = {}  # for the latest ended operations, whether they ended well
         self._replies: dict[int, dict[int, Reply]] = {}
@@ -156,6 +186,21 @@ class Notices:
         else:
             self._send(_Kind.FAILED, _Detail.LATE if late else _Detail.ERROR, number, self._others(), text)
 
+    def leave(self, text: str, how: Leaving) -> None:
+        """Notify every other rank that this one leaves: it starts no further operation.
+
+        Args:
+            text: cause.
+            how: way of leaving.
+        """
+        to = [rank for rank in self._others() if rank not in self.left]
+        self._send(_Kind.LEFT, how, min(self._open, default=self.latest + 1) - 1, to, text)
+
+    def lose(self, rank: int, text: str) -> None:
+        """Record that a rank's process has ended, though the rank has not told so."""
+        self.left.setdefault(rank, Left(text, time.monotonic(), None, Leaving.CRASHED))
+        self.troubled = self.news = True
+
     def known(self, number: int) -> None:
         """Record that an operation's failure has been reported here: later notices of it are no news."""
         self._ended[number] = False
@@ -179,7 +224,7 @@ class Notices:
         The caller need not act on them: :attr:`news` stays set until the engine does.
         """
         came = False
-        if not self._comm:  # the communicator was freed while an operation was in flight that will never end
+        if not self.comm:  # the communicator was freed while an operation was in flight that will never end
             return came
         try:
             with inside_mpi():
@@ -216,14 +261,14 @@ class Notices:
     ) -> None:
         words = text.encode()[:_ROOM]
         latest = self.latest if cause is None else cause
-        head = _FORM.pack(_MAGIC, kind, detail, len(words), self._key, number, latest)
+        head = _FORM.pack(_MAGIC, kind, detail, len(words), self.key, number, latest)
         raw = (head + words).ljust(_BYTES, b"\0")
-        if self._comm:
+        if self.comm:
             self._outbox.post(raw, to, TAG)
 
     def _receive(self) -> bool:
         if self._incoming is None:
-            message = self._comm.Improbe(MPI.ANY_SOURCE, TAG)
+            message = self.comm.Improbe(MPI.ANY_SOURCE, TAG)
             if message is None:
                 return False
             self._incoming = message.Irecv([self._buffer, MPI.BYTE])
@@ -244,7 +289,7 @@ class Notices:
         if len(raw) != _BYTES:
             return
         magic, kind, detail, length, key, number, latest = _FORM.unpack_from(raw)
-        if magic != _MAGIC or key != self._key or length > _ROOM:
+        if magic != _MAGIC or key != self.key or length > _ROOM:
             return
         if kind == _Kind.FAILED and detail <= max(_Detail):
             self.troubled = True
@@ -256,6 +301,10 @@ class Notices:
                     self.failures[number] = failure
             elif self._ended.get(number, True) and self.belated is None and cause is None:
                 self.belated = (number, failure)
+        elif kind == _Kind.LEFT and detail <= max(Leaving):
+            self.troubled = True
+            words = _printable(raw[_FORM.size : _FORM.size + length].decode(errors="replace"))
+            self.left[rank] = Left(words, time.monotonic(), number, Leaving(detail))
         elif kind == _Kind.ASK:
             self.troubled = True
             self._send(_Kind.ANSWER, self._state(number), number, [rank])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.failure.notices import Failure, Notices
+from hybridcomp.collectives.failure.notices import Failure, Leaving, Notices
 from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError, RemoteError
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.request import Request
 
+# Seconds for the last messages of a rank that has left, and for its launcher to learn of it, which may end all ranks:
+# their errors would hide the one that counts.
+_LAST_WORDS = 1.0
 # Classes of errors that MPI reports in any call where it cannot move some message; other errors concern the call's own
 # request.
 OF_ANY_MESSAGE = (MPI.ERR_OTHER, MPI.ERR_INTERN, MPI.ERR_UNKNOWN)
@@ -85,6 +89,46 @@ def heed(notices: Notices, active: Sequence[Request]) -> list[Request]:
         notices.end(first.number, well=False)
         ended.append(first)
     return ended
+
+
+def forsake(notices: Notices, active: Sequence[Request]) -> list[Request]:
+    """End the operations that wait for ranks that have left.
+
+    What a rank has ended before it left is whole, though its last messages may be on their way; a rank that has told
+    nobody may have ended nothing.
+
+    Args:
+        notices: notices of a communicator.
+        active: operations in flight.
+
+    Returns:
+        The operations that this has ended, so that MPI may still write to their buffers.
+    """
+    now, ended = time.monotonic(), []
+    for request in active:
+        if request._ended or request.communicator != notices.key:
+            continue
+        for rank, left in notices.left.items():
+            if now - left.since < _LAST_WORDS:
+                continue
+            waited = now - max(left.since, request.began) > _LAST_WORDS
+            if request._notices is None:  # a send or a receive
+                needs = left.how != Leaving.BUSY and waited and _needs(request, rank, notices)
+            else:
+                needs = waited if left.latest is None else request.number > left.latest
+            if needs:
+                request._abandon(RemoteError(f"{request.what}: rank {rank} has left: {left.text}"))
+                if request._notices is not None:
+                    notices.end(request.number, well=False)
+                ended.append(request)
+                break
+    return ended
+
+
+def _needs(request: Request, rank: int, notices: Notices) -> bool:
+    """Tell whether a send or a receive waits for a rank, or for any where all have left."""
+    awaited = request.awaits()
+    return rank in awaited or (-1 in awaited and len(notices.left) == notices.size - 1)
 
 
 def _failed(request: Request, failure: Failure, notices: Notices) -> HybridcompError:

@@ -1,10 +1,12 @@
 #include "engine/waiting/ending.hpp"
 
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -45,9 +47,12 @@ Ending& ending() {
 }
 
 // Tell whether the socket has ended or has something to read, waiting for so many milliseconds, -1 for ever.
-bool told(int socket, int wait) {
-  pollfd one{socket, POLLIN | POLLRDHUP, 0};
-  return poll(&one, 1, wait) > 0;
+// Returns false once `stop` can be read.
+bool told(int socket, int wait, int stop = -1) {
+  pollfd both[] = {{socket, POLLIN | POLLRDHUP, 0}, {stop, POLLIN, 0}};
+  while (poll(both, 2, wait) < 0 && errno == EINTR) {
+  }
+  return both[0].revents && !both[1].revents;
 }
 
 void at_exit(int status, void*) {
@@ -60,17 +65,22 @@ void at_exit(int status, void*) {
     end(1);
   }
   if (status || mpi.leaves || lost) end(status);
-  if (socket >= 0) {
+  const int stop = socket < 0 ? -1 : eventfd(0, EFD_CLOEXEC);
+  std::thread watch;
+  if (stop >= 0) {
     try {
-      std::thread([socket] {
-        if (told(socket, -1)) end(0);
-      }).detach();
+      watch = std::thread([socket, stop] {
+        if (told(socket, -1, stop)) end(0);
+      });
     } catch (const std::system_error&) {  // no more threads
     }
   }
   mpi.finalize(mpi.session);
   mpi.ended = true;
-  if (socket >= 0) end(0);  // the thread must not meet the destructors
+  if (watch.joinable()) {
+    eventfd_write(stop, 1);
+    watch.join();
+  }
 }
 
 }  // namespace

@@ -142,24 +142,24 @@ def test_hostile_notices_change_nothing(make):
     comm = make("int8")
     notices = comm._notices
     rng = np.random.default_rng(WORLD.rank)
-    good = _FORM.pack(_MAGIC, _Kind.FAILED, 0, 3, notices._key, 1, 1)
+    good = _FORM.pack(_MAGIC, _Kind.FAILED, 0, 3, notices.key, 1, 1)
     for raw in (
         b"",
         rng.bytes(_BYTES),
         good[:20],
         good,
-        _FORM.pack(_MAGIC, _Kind.FAILED, 0, 3, notices._key ^ 1, 1, 1).ljust(_BYTES, b"x"),
-        _FORM.pack(_MAGIC, _Kind.FAILED, 0, 60_000, notices._key, 1, 1).ljust(_BYTES, b"x"),
-        _FORM.pack(_MAGIC, _Kind.FAILED, 9, 3, notices._key, 1, 1).ljust(_BYTES, b"x"),
-        _FORM.pack(_MAGIC, _Kind.ANSWER, State.ENDED, 0, notices._key, 1, 1).ljust(_BYTES, b"x"),
-        _FORM.pack(_MAGIC, 77, 0, 0, notices._key, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _Kind.FAILED, 0, 3, notices.key ^ 1, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _Kind.FAILED, 0, 60_000, notices.key, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _Kind.FAILED, 9, 3, notices.key, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _Kind.ANSWER, State.ENDED, 0, notices.key, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, 77, 0, 0, notices.key, 1, 1).ljust(_BYTES, b"x"),
         rng.bytes(3 * _BYTES),
     ):
-        notices._comm.Isend([raw, MPI.BYTE], (WORLD.rank + 1) % WORLD.size, TAG).Wait()
+        notices.comm.Isend([raw, MPI.BYTE], (WORLD.rank + 1) % WORLD.size, TAG).Wait()
     x = gaussian(N)
     comm.Allreduce(MPI.IN_PLACE, x)
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and notices._comm.Iprobe(MPI.ANY_SOURCE, TAG):
+    while time.monotonic() < deadline and notices.comm.Iprobe(MPI.ANY_SOURCE, TAG):
         time.sleep(0.01)
     comm.Allreduce(MPI.IN_PLACE, x)
     verdict(identical(x) and not notices.failures and not notices._replies)

@@ -76,7 +76,7 @@ def test_a_notice_that_came_while_nobody_waited_is_not_forgotten(make):
         with engine()._lock:
             assert not request.done
             WORLD.Barrier()
-            while not notices._comm.Iprobe(0, TAG):
+            while not notices.comm.Iprobe(0, TAG):
                 time.sleep(0.001)
             # As `_listen_idle` does, which holds the lock when it looks.
             while not notices.failures:
@@ -84,10 +84,10 @@ def test_a_notice_that_came_while_nobody_waited_is_not_forgotten(make):
     else:
         WORLD.Barrier()
         words = b"WireError: made up"
-        head = _FORM.pack(_MAGIC, _Kind.FAILED, 0, len(words), notices._key, 2, 2)
+        head = _FORM.pack(_MAGIC, _Kind.FAILED, 0, len(words), notices.key, 2, 2)
         raw = (head + words).ljust(_BYTES, b"\0")
         for rank in range(1, WORLD.size):
-            notices._comm.Isend([raw, MPI.BYTE], rank, TAG).Wait()
+            notices.comm.Isend([raw, MPI.BYTE], rank, TAG).Wait()
         request = None
     began = time.monotonic()
     error = None if request is None else failure(request, 10.0)
