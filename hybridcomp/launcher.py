@@ -32,6 +32,7 @@ _RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 _SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
+LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo"}  # of MPICH's two libraries for networks
 _SLURM_STEP = ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")  # a batch script has neither, srun's tasks have both
 
 
@@ -130,6 +131,26 @@ def hydra_socket() -> int:
     """Return the socket to the MPICH mpiexec that started this rank; -1 where another launcher did."""
     socket_of = os.environ.get("PMI_FD", "")
     return int(socket_of) if socket_of.isdecimal() and "MPI_LOCALRANKID" in os.environ else -1
+
+
+def keep_to_loopback() -> None:
+    """Have MPI, which is to be initialised, listen on the loopback alone where all ranks are on this machine.
+
+    Its libraries listen on every address otherwise, though ranks of a machine talk by shared memory. Variables that are
+    set stay as they are.
+    """
+    if one_machine():
+        for name, value in LOOPBACK.items():
+            os.environ.setdefault(name, value)
+
+
+def one_machine() -> bool:
+    """Tell whether the launcher says that all ranks are on this machine; does not initialise MPI."""
+    if "TORCHELASTIC_RUN_ID" in os.environ or not inside_mpi():
+        size = _said(("WORLD_SIZE",))
+        return size is not None and size == _said(("LOCAL_WORLD_SIZE",))
+    size = _said(_SIZE)
+    return size is not None and size == _said(_LOCAL_SIZE)
 
 
 def torchrun_variables() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from hybridcomp.errors import HybridcompError
 from hybridcomp.files import write_text
+from hybridcomp.launcher import LOOPBACK
 
 
 class LabError(HybridcompError, RuntimeError):
@@ -128,10 +130,15 @@ def hydra_over_loopback(mpiexec: str, ranks: int) -> tuple[list[str], dict[str, 
     return command, _tcp("lo") | {"MPIR_CVAR_NOLOCAL": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
+def loopback() -> dict[str, str]:
+    """Return the variables, of those that are not set, by which MPI's ranks on this machine listen on the loopback."""
+    return {name: value for name, value in LOOPBACK.items() if name not in os.environ}
+
+
 def plain(mpiexec: str, ranks: int) -> tuple[list[str], dict[str, str]]:
     """Return the mpiexec arguments and environment for ranks on this machine as it is."""
     if is_hydra(mpiexec):
-        return [mpiexec, "-launcher", "fork", "-n", str(ranks)], {}
+        return [mpiexec, "-launcher", "fork", "-n", str(ranks)], loopback()
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return [mpiexec, "--oversubscribe", "-n", str(ranks)], root
 

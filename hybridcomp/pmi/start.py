@@ -69,7 +69,7 @@ def start(
             raise
     connection, count, life = _join(store, rank, deadline, timeout, check)
     lifeline.hold(life)
-    _initialise(mpi, connection, rank, size, _network() if count > 1 else {})
+    _initialise(mpi, connection, rank, size, _network() if count > 1 else _loopback())
     lifeline.begin()
     _unlink_shared_memory(mpi.COMM_WORLD, deadline)
 
@@ -220,6 +220,11 @@ def _serve(size: int, seconds: float) -> dict[str, Any]:
     return {"secret": secret, "address": address, "port": int(port)}
 
 
+def _loopback() -> dict[str, str]:
+    """Return MPI's settings for one host, where it needs no network: it listens on the loopback alone."""
+    return {name: value for name, value in launcher.LOOPBACK.items() if name not in os.environ}
+
+
 def _own_address() -> str:
     """Return this host's address on its network to rank 0's host, or the address of the named interface.
 
@@ -229,6 +234,8 @@ def _own_address() -> str:
     named, main = variables.INTERFACE.read(), os.environ.get("MASTER_ADDR") or "127.0.0.1"
     if named:
         return _address_of(named)
+    if launcher.one_machine():
+        return "127.0.0.1"
     try:
         return hosts.local_address(main)
     except OSError as error:

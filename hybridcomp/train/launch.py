@@ -12,7 +12,7 @@ import numpy as np
 
 from hybridcomp import variables
 from hybridcomp.errors import ConfigError
-from hybridcomp.launcher import check_room, check_world, find_mpiexec
+from hybridcomp.launcher import LOOPBACK, check_room, check_world, find_mpiexec
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def exec_under_mpiexec(ranks: int, threads: int, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by mpiexec, which runs ``hybridcomp train`` on ``ranks`` ranks."""
-    environment = dict(os.environ)
+    environment = LOOPBACK | os.environ
     environment.setdefault("OMP_NUM_THREADS", str(threads))
     if sys.stdout.isatty():
         environment[variables.TERMINAL.name] = str(shutil.get_terminal_size().columns)

@@ -2,13 +2,15 @@
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
 from hybridcomp.lab import Lab, LabError
 from hybridcomp.launcher import reserve_port
-from tests.torch.cases.programs import alone, program, said
+from tests.torch.cases.programs import HEAD, alone, program, said
 from tests.torch.harness import PATH, mpiexec
+from tests.torch.test_torchrun import Started, written
 
 
 @pytest.mark.parametrize("backend", ["hybridcomp", "gloo"])
@@ -206,3 +208,42 @@ def test_hosts_that_share_a_name_and_nothing_else() -> None:
     assert len({words[1] for words in said}) == 1
     assert len({words[2] for words in said}) == 2
     assert {words[3] for words in said} == {"000", "101", "210", "311"}
+
+
+LISTENS = r'''
+def listens():
+    """Return the addresses and ports at which this process listens, in the kernel's own form."""
+    files = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    own = {os.readlink(file) for file in files if os.path.islink(file)}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in open(f"/proc/net/{table}").read().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in own:
+                found.add(words[1])
+    return found
+'''
+
+
+@pytest.mark.parametrize("by", ["mpiexec", "torchrun"])
+def test_ranks_of_one_machine_listen_on_the_loopback_alone(by: str, tmp_path: Path) -> None:
+    """But for torch's own store where a launcher of torch's gives it a port."""
+    body = f"""{LISTENS}
+before = listens()  # what the launcher has left open
+dist.init_process_group("hybridcomp")
+dist.all_reduce(torch.ones(3))
+dist.barrier()
+port = int(os.environ.get("MASTER_PORT", "0"))
+new = {{one for one in listens() - before if int(one.split(":")[1], 16) != port}}
+assert new, "MPI listens"
+assert all(one.split(":")[0] == "0100007F" for one in new), new
+os.write(1, b"well\\n")
+dist.destroy_process_group()
+"""
+    if by == "mpiexec":
+        done = mpiexec(2, "-c", HEAD + body)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == ["well"] * 2
+    else:
+        for status, printed in Started().ranks(written(tmp_path, body), 2, LOCAL_WORLD_SIZE="2"):
+            assert status == 0, printed

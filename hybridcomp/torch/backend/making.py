@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, MismatchError, RemoteError
-from hybridcomp.launcher import abort
+from hybridcomp.launcher import abort, keep_to_loopback
 from hybridcomp.pmi import ending
 from hybridcomp.policy import load_policy
 from hybridcomp.torch.backend.options import GroupInit, default_policy
@@ -81,6 +81,7 @@ def _make(init: GroupInit, name: str, timeout: timedelta) -> Communicator:
     options = init.options
     policy = default_policy() if options.policy is None else load_policy(options.policy)
 
+    keep_to_loopback()
     # Here, and not above: a hook on gloo or NCCL needs no MPI.
     from mpi4py import MPI  # noqa: PLC0415
 

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
 from hybridcomp.errors import CollectiveTimeoutError, ConfigError, RemoteError
-from hybridcomp.launcher import check_launcher, check_world
+from hybridcomp.launcher import check_launcher, check_world, keep_to_loopback, one_machine
 from hybridcomp.pmi import ending
 
 _TOKEN_KEY = "hybridcomp/rendezvous"
@@ -34,11 +34,13 @@ _FAILED = "failed"  # in place of a token: rank 0 has no store
 _PROBE_SECONDS = 2.0
 _SIOCGIFADDR = 0x8915
 _CARD_BYTES = 4096
+_LOOPBACK = "127.0.0.1"
 
 
 def by_mpi(timeout: timedelta) -> Iterator[tuple[Store, int, int]]:
     """Yield the store, this rank and the size, once; the form that torch asks of a handler."""
     check_launcher()
+    keep_to_loopback()
     from mpi4py import MPI  # noqa: PLC0415  (initialises MPI)
 
     world = MPI.COMM_WORLD
@@ -61,7 +63,8 @@ def _serve(world: Any, timeout: timedelta) -> TCPStore:
         with suppress(CollectiveTimeoutError):
             _broadcast(world, _card(_FAILED, f"{type(error).__name__}: {error}"), timeout)
         raise
-    _broadcast(world, _card(token, str(store.port), *addresses()), timeout)
+    where = [_LOOPBACK] if one_machine() else addresses()
+    _broadcast(world, _card(token, str(store.port), *where), timeout)
     return store
 
 
@@ -70,7 +73,10 @@ def _store(size: int, timeout: timedelta) -> TCPStore:
     given = os.environ.get("MASTER_PORT") or "0"
     if not (given.isascii() and given.isdigit() and int(given) < 1 << 16):
         raise ConfigError(f"MASTER_PORT must be a port from 1 to 65535, not {given!r}")
-    port = int(given)
+    port, listening = int(given), None
+    if not port and one_machine():  # torch's own socket would listen on every address
+        with socket.create_server((_LOOPBACK, 0)) as server:
+            port, listening = server.getsockname()[1], server.detach()
     try:
         # Where the port is given, another init_process_group of this process finds the store that has it.
         return TCPStore(
@@ -80,7 +86,8 @@ def _store(size: int, timeout: timedelta) -> TCPStore:
             is_master=True,
             timeout=timeout,
             wait_for_workers=False,
-            multi_tenant=port != 0,
+            multi_tenant=port != 0 and listening is None,
+            master_listen_fd=listening,
         )
     except DistError as error:
         raise ConfigError(
