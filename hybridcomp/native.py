@@ -22,20 +22,29 @@ def kernels() -> ModuleType:
         NativeUnavailableError: the extension was not built for this Python, or the CPU lacks the named set.
         ConfigError: ``HYBRIDCOMP_ISA`` names no set, or ``HYBRIDCOMP_NUM_THREADS`` is no such number.
     """
-    try:
-        module = importlib.import_module("hybridcomp._kernels")
-    except ModuleNotFoundError as error:
-        raise NativeUnavailableError(
-            "the compiled kernels are missing: install hybridcomp by pip, with a C++ compiler present"
-        ) from error
-    except ImportError as error:
-        raise NativeUnavailableError(f"the compiled kernels cannot be loaded: {error}") from error
+    module = extension()
     wanted, threads = variables.ISA.read(), variables.NUM_THREADS.read()
     if wanted:
         force_isa(module, wanted)
     if threads is not None:
         module.set_threads(threads)
     return module
+
+
+def extension() -> ModuleType:
+    """Return the extension module as it is loaded, whatever the variables say.
+
+    Raises:
+        NativeUnavailableError: the extension was not built for this Python.
+    """
+    try:
+        return importlib.import_module("hybridcomp._kernels")
+    except ModuleNotFoundError as error:
+        raise NativeUnavailableError(
+            "the compiled kernels are missing: install hybridcomp by pip, with a C++ compiler present"
+        ) from error
+    except ImportError as error:
+        raise NativeUnavailableError(f"the compiled kernels cannot be loaded: {error}") from error
 
 
 def force_isa(module: ModuleType, name: str) -> None:

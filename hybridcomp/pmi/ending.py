@@ -14,7 +14,8 @@ import functools
 from typing import Any
 
 from hybridcomp import launcher
-from hybridcomp.native import kernels
+from hybridcomp.errors import NativeUnavailableError
+from hybridcomp.native import extension
 
 MPICH = ("MPICH", "MVAPICH", "Intel(R) MPI", "CRAY MPICH")  # beginnings of the names of MPICH and its kin
 _SESSIONS = (4, 0)  # version of MPI's standard that has them
@@ -34,15 +35,19 @@ def hold() -> bool:
 
     if not MPI.Get_library_version().startswith(MPICH) or MPI.Get_version() < _SESSIONS or MPI.Is_finalized():
         return False
+    try:
+        kernels = extension()  # a wrong variable is for those to report who use the kernels
+    except NativeUnavailableError:
+        return False
     session: Any = MPI.Session.Init()
     handle = ctypes.string_at(MPI._addressof(session), MPI._sizeof(session))
-    kernels().end_mpi_at_exit(address("MPI_Session_finalize"), handle, launcher.hydra_socket())
+    kernels.end_mpi_at_exit(address("MPI_Session_finalize"), handle, launcher.hydra_socket())
     finalize = MPI.Finalize
 
     @functools.wraps(finalize)
     def end_both() -> None:
         session.Finalize()
-        kernels().mpi_has_ended()
+        kernels.mpi_has_ended()
         finalize()
 
     MPI.Finalize = end_both
@@ -57,4 +62,4 @@ def leave_mpi(why: str = "") -> None:
             empty where its status is to stay.
     """
     if hold():
-        kernels().leave_mpi(why)
+        extension().leave_mpi(why)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 
-from hybridcomp.native import kernels
+from hybridcomp.native import extension
 
 WORD = "life"  # in the place of the host's name, in the first line of such a connection
 GREETING, BEGUN, GONE = b"alive\n", b"begun\n", "gone"
@@ -27,7 +27,7 @@ def hold(connection: socket.socket) -> None:
     _connection = connection
     connection.setblocking(False)
     os.register_at_fork(after_in_child=_forget)
-    kernels().end_without_mpi_after(connection.fileno())
+    extension().end_without_mpi_after(connection.fileno())
 
 
 def begin() -> None:

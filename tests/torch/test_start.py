@@ -210,6 +210,13 @@ def test_hosts_that_share_a_name_and_nothing_else() -> None:
     assert {words[3] for words in said} == {"000", "101", "210", "311"}
 
 
+LACKS = {
+    "isa": ("HYBRIDCOMP_ISA", "avx999"),
+    "policy": ("HYBRIDCOMP_POLICY", "int9"),
+    "trace": ("HYBRIDCOMP_TRACE", "/proc/nosuch"),
+    "threads": ("HYBRIDCOMP_NUM_THREADS", "many"),
+    "options": ("HYBRIDCOMP_TEST", ""),
+}
 LISTENS = r'''
 def listens():
     """Return the addresses and ports at which this process listens, in the kernel's own form."""
@@ -247,3 +254,43 @@ dist.destroy_process_group()
     else:
         for status, printed in Started().ranks(written(tmp_path, body), 2, LOCAL_WORLD_SIZE="2"):
             assert status == 0, printed
+
+
+@pytest.mark.parametrize("lack", ["isa", "policy", "trace", "threads", "options"])
+@pytest.mark.parametrize("by", ["mpiexec", "torchrun"])
+def test_what_one_rank_lacks_is_told_to_all(by: str, lack: str, tmp_path: Path) -> None:
+    """In milliseconds, though the timeout is long, and before any rank waits inside MPI."""
+    body = f"""
+import time
+one = int(os.environ.get("RANK", os.environ.get("PMI_RANK"))) == 1
+if one:
+    name, value = {LACKS[lack]}
+    os.environ[name] = value
+options = "wrong" if one and {lack == "options"} else None
+began = time.monotonic()
+try:
+    dist.init_process_group("hybridcomp", timeout=timedelta(seconds=90), pg_options=options)
+    os.write(1, b"made\\n")
+except Exception as error:
+    said = "rank 1 failed" in str(error), time.monotonic() - began < 20
+    os.write(1, f"{{type(error).__name__}} {{said[0]}} {{said[1]}}\\n".encode())
+if "PMI_RANK" in os.environ:
+    from mpi4py import MPI
+    MPI.COMM_WORLD.Barrier()  # mpiexec ends both when one ends so
+else:
+    time.sleep(0.5)  # rank 0 has the store
+os._exit(0)
+"""
+    if by == "mpiexec":
+        texts = mpiexec(2, "-c", HEAD + body, timeout=60).stdout.split("=====")[0]
+    else:
+        texts = "".join(printed for _, printed in Started().ranks(written(tmp_path, "import os\n" + body), 2))
+    kinds = {
+        "isa": "NativeUnavailableError",
+        "options": "TypeError",
+        "policy": "PolicyError",
+        "threads": "ValueError",
+    }
+    assert sorted(line for line in texts.splitlines() if "Error" in line or "made" in line) == sorted(
+        ["RemoteError True True", f"{kinds.get(lack, 'ConfigError')} False True"]
+    ), texts

@@ -32,7 +32,7 @@ def error_of(work: Callable[[], Any]) -> BaseException | None:
     return None
 
 
-def broken(*_: Any) -> Any:
+def broken(*_: Any, **__: Any) -> Any:
     raise RuntimeError("Could not determine home directory.")
 
 
@@ -72,6 +72,51 @@ def test_a_wrong_variable_of_one_rank_is_told_to_all(monkeypatch, name, value):
     )
     monkeypatch.undo()
     verdict(error_of(lambda: hc.Communicator(WORLD, "none")) is None)
+
+
+def no_kernels() -> Any:
+    raise hc.NativeUnavailableError("HYBRIDCOMP_ISA='avx999': this machine runs portable")
+
+
+LACKS: dict[str, tuple[str, Callable[..., Any], type[Exception]]] = {
+    "engine": ("hybridcomp.collectives.agreement.making.engine", no_kernels, hc.NativeUnavailableError),
+    "threads": ("hybridcomp.collectives.agreement.making.check_threads", broken, RuntimeError),
+    "collect": ("hybridcomp.collectives.agreement.making.collect", broken, RuntimeError),
+    "trace": ("hybridcomp.trace.joined", broken, RuntimeError),
+}
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_what_one_rank_lacks_is_told_to_all(monkeypatch, lack):
+    name, fails, kind = LACKS[lack]
+    if last:
+        monkeypatch.setattr(name, fails)
+    began = time.monotonic()
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    if last:
+        verdict(isinstance(error, kind), repr(error))
+    else:
+        words = f"rank {LAST} failed: {kind.__name__}"
+        verdict(isinstance(error, hc.RemoteError) and words in str(error), repr(error))
+    verdict(time.monotonic() - began < 5)
+    monkeypatch.undo()
+    verdict(error_of(lambda: hc.Communicator(WORLD, "none")) is None)
+
+
+def test_what_one_rank_cannot_do_with_its_parts_is_told_in_the_next_operation(monkeypatch):
+    if WORLD.size == 1:
+        return
+    if last:
+        monkeypatch.setattr("hybridcomp.collectives.session.MpiTransport", broken)
+        error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+        verdict(isinstance(error, RuntimeError) and "home directory" in str(error), repr(error))
+        return
+    comm = hc.Communicator(WORLD, "none", "dp", timeout=10.0)
+    began = time.monotonic()
+    error = error_of(lambda: comm.Barrier() or MPI.COMM_NULL)
+    told = f"rank {LAST} failed in number 0" in str(error) and "home directory" in str(error)
+    verdict(isinstance(error, hc.RemoteError) and told, repr(error))
+    assert time.monotonic() - began < 5
 
 
 def test_a_policy_that_one_rank_cannot_read_is_told_to_all():
