@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hybridcomp.files import write_text
+
 Record = dict[str, Any]
 
 
@@ -36,9 +38,7 @@ class Records:
             if _benchmark(key) == benchmark
         ]
         path = self.folder / f"{benchmark}.json"
-        new = path.with_suffix(".new")
-        new.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-        new.replace(path)
+        write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
     def all(self) -> list[Record]:
         """Return all records, in the order of their names."""

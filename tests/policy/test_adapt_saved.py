@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,29 @@ def test_a_job_goes_back_to_a_state_in_the_same_process(text, options, at):
     assert job.codecs == wanted
     assert job.each[0].history() == history
     assert len(history) > 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: saved | {"step": "STEP"},
+        lambda saved: saved | {"history": [[1]]},
+        lambda saved: saved | {"history": 3},
+        lambda saved: saved | {"controller": []},
+        lambda saved: saved | {"controller": {}},
+        lambda saved: [saved],
+        lambda saved: 7,
+    ],
+)
+def test_saved_decisions_that_are_damaged_are_named(change):
+    job = Job(*rule(SIDCO_4, "every=2,drift=0.05"), drawn)
+    job.run(0, 6)
+    arrays = job.each[0].memory()
+    key = next(key for key, array in arrays.items() if array.tobytes().startswith(b"{"))
+    text = json.dumps(change(json.loads(arrays[key].tobytes()))).replace('"STEP"', "1e999")
+    for damaged in (text.encode(), text.encode()[:-3], 100_000 * b"[", b"\xff"):
+        with pytest.raises(ValueError, match="cannot be those of its adapt"):
+            job.each[0].load_memory(arrays | {key: np.frombuffer(damaged, np.uint8)})
 
 
 def test_loaded_decisions_are_no_news():

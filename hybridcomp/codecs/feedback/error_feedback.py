@@ -393,8 +393,8 @@ def _checked(key: Key) -> Key:
 def _key_of(text: str) -> Key:
     try:
         parts = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         parts = None
     if not isinstance(parts, list) or not all(isinstance(part, str | int) for part in parts):
-        raise ValueError(f"malformed residual key {text!r}: not a JSON list of strings and integers")
+        raise ValueError(f"malformed residual key {text!r:.80}: not a JSON list of strings and integers")
     return tuple(parts)

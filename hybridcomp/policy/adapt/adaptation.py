@@ -231,7 +231,7 @@ class Adaptation:
             self._step, self._due = int(saved["step"]), int(saved["due"])
             self._measuring = bool(saved["measuring"])
             self._told = len(self._controller.history)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ValueError(
                 f"the saved decisions of {self._axis}.{self._op} cannot be those of its adapt: {error!r}"
             ) from error
