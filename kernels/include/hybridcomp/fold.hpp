@@ -43,7 +43,8 @@ HC_HD typename F::Bits extreme(typename F::Bits a, typename F::Bits b) {
   const Signed x = ordered<F>(static_cast<Signed>(a)), y = ordered<F>(static_cast<Signed>(b));
   const Signed one = (x > y) != Smaller ? x : y;
   const Bits found = static_cast<Bits>(ordered<F>(one));
-  return is_nan<F>(a) | is_nan<F>(b) ? F::kNan : found;
+  const bool one_is_nan = is_nan<F>(a), other_is_nan = is_nan<F>(b);
+  return one_is_nan || other_is_nan ? F::kNan : found;
 }
 
 }  // namespace hybridcomp
