@@ -22,7 +22,8 @@ pytestmark = [
     [
         (19, "threads", True, "threads refused", {"RuntimeError"}),
         (1170, "threads", True, "threads refused", {"right"}),
-        (22, "memory", True, "allocations refused", {"MemoryError", "RemoteError"}),
+        # Which of the threads' allocations is refused depends on who comes first: the scenario knows who must be told.
+        (22, "memory", True, "allocations refused", None),
         (51, "memory", False, "allocations refused", {"MemoryError", "right"}),
         (7, "files", True, "", {"ConfigError"}),
         (68, "address space", False, "", None),  # what fails depends on the libraries
