@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import hybridcomp.torch as hct
-from hybridcomp.errors import CodecMismatchError, PolicyError
+from hybridcomp.errors import PolicyError
 from hybridcomp.policy import Policy
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.torch.sync.cutting import cut
@@ -135,11 +135,17 @@ def test_outer_optimizers_that_do_not_fit_are_named() -> None:
         hct.DiLoCo(model, inner, used, every=4)
 
 
-def test_parameters_that_are_no_floats_are_named() -> None:
+def test_global_values_of_complex_parameters_are_complex_and_in_single_precision_at_least() -> None:
     model = nn.Module()
-    model.wave = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    with pytest.raises(CodecMismatchError, match=r"wave is torch\.complex64"):
-        hct.LocalSGD(model, every=2)
+    model.first = nn.Parameter(torch.randn(3).bfloat16())  # an odd number of reals, before pairs
+    model.wave = nn.Parameter(torch.randn(2, dtype=torch.complex64))
+    values = hct.LocalSGD(model, torch.optim.SGD(model.parameters()), every=2).state_dict()["globals"]
+    assert {name: value.dtype for name, value in values.items()} == {
+        "first": torch.float32,
+        "wave": torch.complex64,
+    }
+    for name, value in model.named_parameters():
+        assert torch.equal(values[name], value.detach().to(values[name].dtype)), name
 
 
 def test_states_that_do_not_fit_are_named() -> None:

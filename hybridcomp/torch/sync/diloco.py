@@ -84,7 +84,6 @@ class DiLoCo(SemiSync):
 
         Raises:
             ValueError: a number is out of its range, or fragments or the outer optimizer do not fit the model.
-            CodecMismatchError: a parameter is neither floating-point nor complex.
             PolicyError: the policy cannot be read, or has feedback with momentum.
         """
         if outer is inner:

@@ -8,7 +8,7 @@ from contextlib import suppress
 import torch
 from torch import nn
 
-from hybridcomp.errors import CodecMismatchError, HybridcompError
+from hybridcomp.errors import HybridcompError
 from hybridcomp.torch.flat import real_shape, views
 from hybridcomp.torch.hook.averager import Averager, Named
 from hybridcomp.torch.hook.operations import Averaging
@@ -41,7 +41,6 @@ class Fragment:
             averager: averager of the replicas.
 
         Raises:
-            CodecMismatchError: a parameter is neither floating-point nor complex.
             ValueError: the parameters are on several devices.
         """
         self.number = number
@@ -52,11 +51,6 @@ class Fragment:
         complex_first = sorted(parameters.items(), key=lambda item: not item[1].is_complex())
         locals_ = {name: local_of(parameter) for name, parameter in complex_first}
         devices = {tensor.device for tensor in locals_.values()}
-        for name, tensor in locals_.items():
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                raise CodecMismatchError(
-                    f"parameters are averaged in floating point, and {name} is {tensor.dtype}"
-                )
         if len(devices) > 1:
             raise ValueError(
                 f"the parameters of a fragment are on one device, not on {', '.join(sorted(map(str, devices)))}: "

@@ -57,7 +57,6 @@ class LocalSGD(SemiSync):
 
         Raises:
             ValueError: ``every`` is below 1, or the model has nothing to train.
-            CodecMismatchError: a parameter is neither floating-point nor complex.
             PolicyError: the policy cannot be read, or has feedback with momentum.
         """
         super().__init__(
