@@ -88,6 +88,11 @@ std::uint8_t* Blocks::take(std::size_t bytes) {
 }
 
 void Blocks::give(std::uint8_t* block) {
+  put(block);
+  if (++given_ >= period) trim();
+}
+
+void Blocks::put(std::uint8_t* block) {
   if (arena_.base && !shared(block)) return release(block);  // taken before there was an arena
   const std::size_t size = sizes_[block];
   if (shared(block) && lease_of(block).load(std::memory_order_acquire)) {
@@ -95,12 +100,12 @@ void Blocks::give(std::uint8_t* block) {
     leased_bytes_ += size;
   } else {
     free_[size].blocks.push_back(block);
-    if (++given_ >= period) trim();
   }
 }
 
 void Blocks::trim() {
   given_ = 0;
+  collect();  // or blocks whose readers were late would keep their pages while others serve
   for (auto& [size, free] : free_) {
     if (arena_.base)
       for (; free.bare < free.least; ++free.bare) drop_pages(free.blocks[free.bare], size);
@@ -118,7 +123,7 @@ void Blocks::collect() {
     std::uint8_t* const block = leased_.front();
     leased_.pop_front();
     leased_bytes_ -= sizes_[block];
-    give(block);
+    put(block);
   }
 }
 

@@ -102,6 +102,7 @@ class Blocks {
     std::size_t bare = 0;  // blocks at the front whose pages have gone back
   };
 
+  void put(std::uint8_t* block);
   void collect();
   void release(std::uint8_t* block);
   void trim();
