@@ -286,10 +286,8 @@ os._exit(0)
     else:
         texts = "".join(printed for _, printed in Started().ranks(written(tmp_path, "import os\n" + body), 2))
     kinds = {
-        "isa": "NativeUnavailableError",
         "options": "TypeError",
         "policy": "PolicyError",
-        "threads": "ValueError",
     }
     assert sorted(line for line in texts.splitlines() if "Error" in line or "made" in line) == sorted(
         ["RemoteError True True", f"{kinds.get(lack, 'ConfigError')} False True"]
