@@ -75,7 +75,7 @@ def test_a_thread_that_mpi_keeps_does_not_crash_the_exit() -> None:
 
         blocked._EXIT_SECONDS = making.LEAST_SECONDS = 0.2
         if MPI.COMM_WORLD.rank == 1:
-            making._Assembly._assemble = lambda _: time.sleep(60)
+            making._Assembly._assemble = lambda *_: time.sleep(60)
             making.LEAST_SECONDS = 60
         try:
             hybridcomp.Communicator(MPI.COMM_WORLD, axis="dp", timeout=2)

@@ -287,5 +287,5 @@ def test_where_mpi_has_begun_already(job: Started, tmp_path: Path) -> None:
 def test_a_wrong_interface(job: Started, tmp_path: Path) -> None:
     script = written(tmp_path, 'dist.init_process_group("hybridcomp")\n')
     ended = job.ranks(script, 2, HYBRIDCOMP_INTERFACE="none7")
-    assert "HYBRIDCOMP_INTERFACE must be one of lo" in ended[0][1]
+    assert "HYBRIDCOMP_INTERFACE is 'none7'; allowed: one of lo" in ended[0][1]
     assert ended[1][0] != 0  # rank 0 says so, unless torch's store, which is rank 0's, has ended before

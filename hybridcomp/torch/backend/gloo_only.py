@@ -3,7 +3,8 @@
 ``torch.distributed.monitored_barrier`` refuses any backend that is not called gloo, ``_set_pg_timeout`` ignores it.
 DDP's built-in hook that compresses to 16 bits reads the result of an all-reduce in C++, in a form that no process
 group in Python can give it. The count of ``Join`` is handed to compiled code, which keeps no object of Python alive,
-and waits for ever without it.
+and waits for ever without it. A group that is made while the default one is bound to a device is split from that one's
+backend, which from torch 2.14 on must be none in Python; ours needs no splitting.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import BuiltinCommHookType, _register_comm_hook
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -25,6 +26,7 @@ def install() -> None:
     """Patch these functions, once, so that they take groups of ours; on others they do as ever."""
     _replace("monitored_barrier", _monitored_barrier, distributed_c10d, dist)
     _replace("_set_pg_timeout", _set_pg_timeout, distributed_c10d, dist)
+    _replace("_get_split_source", _get_split_source, distributed_c10d)
     _replace("_register_builtin_comm_hook", _register_builtin_comm_hook, DistributedDataParallel)
     theirs = Join.notify_join_context
     if not getattr(theirs, "hybridcomp", False):
@@ -77,10 +79,17 @@ def _register_builtin_comm_hook(theirs: Callable[..., Any]) -> Callable[..., Any
             return
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415  (few need it)
 
+        self.register_comm_hook(self.process_group, default_hooks.fp16_compress_hook)
         self.logger._set_comm_hook_name(str(comm_hook_type))
-        _register_comm_hook(self.reducer, self.process_group, default_hooks.fp16_compress_hook)
 
     return register
+
+
+def _get_split_source(theirs: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def get_split_source(pg: Any) -> Any:
+        return None if _own(pg) is not None else theirs(pg)
+
+    return get_split_source
 
 
 _counts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # the newest of each module

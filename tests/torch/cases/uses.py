@@ -293,4 +293,5 @@ def case_many_small_operations_and_steps_leave_nothing() -> None:
     steps(3_000)
     after = _held()
     assert after[0] - before[0] < 2_000, (before, after)  # 8 MB
-    assert after[1:] == before[1:], (before, after)
+    assert after[1] <= before[1] + 1, (before, after)  # a second thread of callbacks may have been needed
+    assert after[2] == before[2], (before, after)
