@@ -19,8 +19,8 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.algorithms.selection import OPERATIONS, refusal
-from hybridcomp.collectives.engine.groups import DEVICES
 from hybridcomp.schedules.registry import ALGORITHMS
+from hybridcomp.variables import DEVICES
 from tests.codecs.common import SPECS, with_specials
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
 from tests.mpi.hosts import Hosts
@@ -152,7 +152,7 @@ def right(kind: str, dtype: str, n: int, got: Any) -> bool:
 @pytest.mark.parametrize("kind", OPS)
 def test_every_reduction_of_every_type(kind, devices, monkeypatch):
     """By the engine, and where it is not in use."""
-    monkeypatch.setenv(DEVICES, devices)
+    monkeypatch.setenv(DEVICES.name, devices)
     comm = communicator()
     wrong = []
     for dtype in REAL + (COMPLEX if kind not in ("max", "min") else []):

@@ -11,10 +11,9 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.engine.groups import DEVICES
 from hybridcomp.collectives.engine.native import native_engine
 from hybridcomp.collectives.transport.mpi import MpiTransport
-from hybridcomp.collectives.transport.shared_memory import _SWITCH
+from hybridcomp.variables import DEVICES, SHARED_MEMORY
 from hybridcomp.wire import HEADER_BYTES
 from tests.codecs.common import SPECS, reseal
 from tests.mpi.conftest import WORLD, gaussian, verdict
@@ -55,8 +54,8 @@ class Sealed:
 @pytest.mark.parametrize("devices", "01")
 @pytest.mark.parametrize("op", ["broadcast", "all_reduce", "one_shot"])
 def test_only_documented_errors(make, op, devices, monkeypatch):
-    monkeypatch.setenv(_SWITCH, "0")
-    monkeypatch.setenv(DEVICES, devices)
+    monkeypatch.setenv(SHARED_MEMORY.name, "0")
+    monkeypatch.setenv(DEVICES.name, devices)
     sealed = Sealed(monkeypatch)
     comm = make()
     wrong = []
