@@ -7,6 +7,7 @@ earlier run are read with one error for all that can be wrong with them: one lin
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -78,7 +79,7 @@ def writing(
             with os.fdopen(_open_stream(place), "wb") as file:
                 yield file
             return
-        place.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(place.parent)
         mode = _mode_there(place)
         beside = place.parent / f".hybridcomp-{os.urandom(8).hex()}.partial"  # fits where the name does
         number = os.open(beside, _NEW, 0o666)
@@ -232,6 +233,13 @@ def _open_stream(path: Path) -> int:
     number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     os.set_blocking(number, True)
     return number
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:  # Python's word for a file in the place of the folder
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
 
 
 def _mode_there(path: Path) -> int | None:

@@ -113,7 +113,9 @@ def test_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert height > 500
     said(capsys, "broadcast", "--ranks", "6", "--picture", str(svg))
     assert "</svg>" in svg.read_text()
-    assert "No such file" in refused(capsys, "broadcast", "--picture", str(tmp_path / "none" / "a.png"))
+    said(capsys, "broadcast", "--picture", str(tmp_path / "new" / "a.png"))  # in a folder that it makes
+    assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "Not a directory" in refused(capsys, "broadcast", "--picture", str(png / "a.png"))
 
 
 def test_a_picture_without_matplotlib(
