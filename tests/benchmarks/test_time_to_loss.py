@@ -40,7 +40,7 @@ def test_the_loss_to_reach_is_one_that_both_reach():
 
 def test_a_loss_that_is_not_finite_is_refused():
     record = time_to_loss.RunRecord("gravac")
-    record.add('{"kind": "eval", "step": 1, "loss": NaN, "elapsed": 1.0}')
+    record.add(b'{"kind": "eval", "step": 1, "loss": NaN, "elapsed": 1.0}', Path("metrics.jsonl"), 1)
     with pytest.raises(time_to_loss.CheckError, match="gravac, 1gbit, seed 3"):
         time_to_loss.run_of(record, "1gbit", 3)
 

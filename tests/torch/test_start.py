@@ -215,7 +215,7 @@ LACKS = {
     "policy": ("HYBRIDCOMP_POLICY", "int9"),
     "trace": ("HYBRIDCOMP_TRACE", "/proc/nosuch"),
     "threads": ("HYBRIDCOMP_NUM_THREADS", "many"),
-    "options": ("HYBRIDCOMP_TEST", ""),
+    "options": ("HYBRIDCOMP_TEST_MARK", ""),
 }
 LISTENS = r'''
 def listens():
