@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-from hybridcomp.errors import ConfigError
+from hybridcomp.errors import ConfigError, printable
 
 PREFIX = "HYBRIDCOMP_"
 _MOST_SHOWN = 200  # characters of a wrong value in its error
@@ -385,9 +385,7 @@ def warn_of_unknown(rank: int) -> None:
     _warned = True
     if rank or os.environ.get(WARNED.name):
         return
-    from hybridcomp.style import say  # noqa: PLC0415  (importing torch is not to wait for it)
-
     for name, nearest in sorted(unknown().items()):
         meant = f"; did you mean {nearest}?" if nearest else ""
-        say(f"hybridcomp: there is no variable {name[:_MOST_SHOWN]}{meant}", sys.stderr)
+        print(f"hybridcomp: there is no variable {printable(name[:_MOST_SHOWN])}{meant}", file=sys.stderr)
         os.environ[WARNED.name] = "1"

@@ -277,7 +277,7 @@ struct SumOut {
 #pragma unroll
     for (int i = 0; i < N; ++i) sums[i] = at + i * 32 < m ? out[at + i * 32] : Target(0);
 #pragma unroll
-    for (int i = 0; i < N; ++i) sums[i] += float_from<D>(words[i]);
+    for (int i = 0; i < N; ++i) add_to(&sums[i], float_from<D>(words[i]));
 #pragma unroll
     for (int i = 0; i < N; ++i)
       if (at + i * 32 < m) out[at + i * 32] = sums[i];
