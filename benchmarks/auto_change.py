@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from resultfile import write
 
 from hybridcomp.lab import Lab
 
@@ -134,8 +135,7 @@ def main() -> int:
             "noticed": noticed,
             "jobs": jobs,
         }
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(record) + "\n")
+        write(given.json, record, "namespaces")
     return 0
 
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import resultfile
 from codecbench import data, measure, specs
 from codecbench.measure import OPERATIONS, CheckFailed, Memcpy, Ours, Subject, Theirs, Timing
 from codecbench.output import (
@@ -296,20 +295,17 @@ def on_device(args: argparse.Namespace, keep: Callable[[Row], None]) -> Row:
 
 def write(args: argparse.Namespace, found: Row, load: float) -> None:
     """Write the results, with the machine on which they were measured."""
-    facts = {key: value for key, value in machine.facts("none").items() if key != "lab"}
     record = {
         "benchmark": {"cpu": "codec sizes" if args.sizes else "codecs"}.get(
             args.device, "codecs on a device"
         ),
-        "command": shlex.join(["python", *sys.argv]),
-        "machine": facts | {"kernels": native.kernels().isa(), "load": round(load, 2)},
+        "machine": machine.facts("none") | {"load": round(load, 2)},
         "elements": None if args.sizes else args.elements,
         "threads": args.threads,
         "quick": args.quick,
         **found,
     }
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(record, indent=1) + "\n")
+    resultfile.write(args.json, record)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from resultfile import write
 
 import hybridcomp as hc
 from hybridcomp.launcher import find_mpiexec
@@ -194,8 +195,7 @@ def main() -> None:
         )
     record = {"shape": arguments.shape, "lines": lines}
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        write(arguments.json, record)
     if arguments.picture is not None:
         draw(record, arguments.picture)
 

@@ -19,13 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch.distributed as dist
-from collbench import output
 from mpi4py import MPI
+from resultfile import write
 from schedulebench.sleeping import job_of, sleeping_schedule
 from schedulebench.timeline import Sampler, alive, gather, rates
 from torch import Tensor
 
-from hybridcomp.demo.machine import facts
 from hybridcomp.train.pipelines.cyclic import alive as by_the_book
 from hybridcomp.train.pipelines.cyclic import handed, sent
 from hybridcomp.train.trainer import process_group
@@ -194,9 +193,8 @@ def main() -> None:
             "replicas": size,
             "time_step_seconds": arguments.milliseconds / 1e3,
             "rows": [asdict(row) for row in rows],
-            "machine": facts("namespaces"),
         }
-        output.write(arguments.json, values)
+        write(arguments.json, values)
     wrong = [row.schedule for row in rows if row.activations != row.activations_rule]
     if wrong:
         sys.exit(

@@ -6,7 +6,8 @@ The model is a transformer's encoder with 50 MB of float32 parameters; a step is
 gradients DDP averages meanwhile. ``local`` is the same step without DDP, while all ranks compute at once. A policy is
 a codec, ``+`` and a form of error feedback if it has one, used for every parameter from 64 KiB on. Gradients are
 compared with the exact average, and with the other ranks' bits, before a time is printed. PyTorch's PowerSGD gets one
-bucket: on gloo it aborts with more.
+bucket: on gloo it aborts with more. With ``--onebit`` 1-bit Adam takes turns, too, after its warm-up, so that what is
+averaged, and compared, is its momentum; its step, which does not move the weights, is not timed, as no optimizer's is.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from collbench.figures import link_seconds
 from collbench.link import Link
 from harness import WORLD
 from mpi4py import MPI
+from resultfile import write
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -101,6 +103,7 @@ class Side:
     busy: list[float] = field(default_factory=list)
     error: float = 0.0
     identical: bool = True
+    after: Callable[[], Any] | None = None  # called after a step, not timed
 
 
 def network() -> nn.Module:
@@ -147,6 +150,17 @@ def sides_of(args: argparse.Namespace) -> list[Side]:
             hct.comm_hook,
         )
 
+    def onebit(group: Any, name: str) -> Side:
+        model = ddp(group, None, args.bucket_mb)
+        optimizer = hct.OnebitAdam(model.parameters(), lr=0.0, freeze_step=1)
+        adam = torch.optim.AdamW(model.parameters(), lr=0.0)
+        for p in model.parameters():  # as after many steps: each element has a variance
+            moments = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.ones_like(p)}
+            adam.state[p] = {"step": torch.tensor(1.0), **moments}
+        optimizer.load_state_dict(adam.state_dict())
+        optimizer.register(model)
+        return Side("ours", name, model, after=optimizer.step)
+
     mb = args.bucket_mb
     sides = [
         Side("local", "local computation", network()),
@@ -165,6 +179,10 @@ def sides_of(args: argparse.Namespace) -> list[Side]:
             options = hct.Options(policy=policy_of(policy), axis="dp")
             group = dist.new_group(backend="hybridcomp", pg_options=options)
             sides.append(Side("ours", f"{policy} without the hook", ddp(group, None, mb)))
+    if args.onebit:
+        sides.append(onebit(ours, "1-bit Adam"))
+        if args.over_gloo:
+            sides.append(onebit(gloo, "1-bit Adam over gloo"))
     return sides
 
 
@@ -217,6 +235,8 @@ def measure(args: argparse.Namespace) -> list[Row]:
             for j in range(_STEPS):
                 with harness.bounded(args.timeout):
                     seconds, crossed, busy = harness.timed(lambda side=side: step(side.model, x, y), link)
+                    if side.after is not None and (i < rounds - 1 or j < _STEPS - 1):
+                        side.after()
                 if i >= _WARMUP and j:
                     side.seconds.append(seconds)
                     side.crossed.append(crossed)
@@ -259,6 +279,7 @@ def main() -> None:
     add("--tokens", type=int, default=16, help="per rank and step, a multiple of 16 (default 16)")
     add("--iters", type=int, default=5, help="turns that are counted, of three steps each (default 5)")
     add("--over-gloo", action="store_true", help="measure our hook over gloo, too")
+    add("--onebit", action="store_true", help="measure 1-bit Adam after its warm-up, too")
     add("--alone", action="store_true", help="measure the backend with the same codec and no hook, too")
     add("--timeout", type=float, default=300.0, help="seconds that one step may take (default 300)")
     add("--json", type=Path, help="also write the results there")
@@ -273,7 +294,7 @@ def main() -> None:
             harness.say(row.line())
         record = output.record("ddp", args, rows, [])
         if WORLD.rank == 0 and args.json is not None:
-            output.write(args.json, record)
+            write(args.json, record)
 
     harness.run(work)
 

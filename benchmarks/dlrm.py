@@ -22,11 +22,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from collbench import output
 from programs import CheckError, found_by
+from resultfile import write
 from tqdm import tqdm
 
-from hybridcomp.demo.machine import facts
 from hybridcomp.lab import Lab
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "dlrm.py"
@@ -154,7 +153,6 @@ def main() -> None:
     about: dict[str, Any] = {"hosts": HOSTS, "model": MODEL, "flags": args.flags}
     for rate in args.rates:
         with Lab(HOSTS, rate, kind=args.kind) as lab:
-            about["machine"] = facts(lab.kind)
             for seed, variant in itertools.product(args.seeds, args.only):
                 bar.set_description(f"{variant}, {rate}, seed {seed}")
                 runs.append(train(lab, variant, rate, seed, args.flags))
@@ -163,7 +161,7 @@ def main() -> None:
     rows = table(runs)
     show(rows)
     if args.json is not None:
-        output.write(args.json, about | {"rows": rows, "runs": [asdict(run) for run in runs]})
+        write(args.json, about | {"rows": rows, "runs": [asdict(run) for run in runs]}, lab.kind)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from resultfile import write
 
 import hybridcomp as hc
 from hybridcomp.arrays import DType
@@ -193,8 +194,7 @@ def main() -> None:
         for row in record[kind]:
             print(f"{row['codec']:>32} {row['ranks']:>6} {row['once']:>10.2e} {row['ring']:>10.2e}  {kind}")
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+        write(arguments.json, record)
     if arguments.picture is not None:
         draw(record, arguments.picture)
 

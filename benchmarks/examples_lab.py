@@ -10,7 +10,6 @@ did not fall, ends the benchmark. Ray Train is not here: its workers are not a l
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
 import sys
@@ -18,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resultfile import write
 from rich.progress import track
 
-from hybridcomp.demo.machine import facts
 from hybridcomp.lab import Lab
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -135,7 +134,6 @@ def main() -> None:
         )
     record: dict[str, Any] = {"rate": args.rate, "hosts": 4, "rounds": args.rounds}
     with Lab(4, args.rate) as lab:
-        record["machine"] = facts(lab.kind)
         rows = [
             measure(lab, case, args.rounds)
             for case in track(cases, "programs", disable=not sys.stderr.isatty())
@@ -147,8 +145,7 @@ def main() -> None:
             f"{row['ratio']:5.2f}  loss {row['gloo_loss']:.3f} {row['hybridcomp_loss']:.3f}"
         )
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        write(args.json, record, lab.kind)
 
 
 if __name__ == "__main__":

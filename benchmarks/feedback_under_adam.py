@@ -13,13 +13,13 @@ checked before a figure is printed.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from resultfile import write
 
 import hybridcomp as hc
 
@@ -116,9 +116,8 @@ def main() -> None:
             f"{row.length:>7.2f} {row.owed:>6.2f}"
         )
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
         about = {"elements": args.elements, "steps": args.steps, "betas": [BETA1, BETA2], "mean": MEAN}
-        args.json.write_text(json.dumps(about | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        write(args.json, about | {"rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -23,11 +23,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from collbench import output
 from programs import CheckError, found_by
+from resultfile import write
 from tqdm import tqdm
 
-from hybridcomp.demo.machine import facts
 from hybridcomp.lab import Lab
 from hybridcomp.train.config import TrainConfig
 
@@ -171,7 +170,7 @@ def main() -> None:
         return
     runs = []
     with Lab(HOSTS, None, kind=args.kind) as lab:
-        about = {"hosts": HOSTS, "ppn": PPN, "steps": args.steps, "machine": facts(lab.kind)}
+        about = {"hosts": HOSTS, "ppn": PPN, "steps": args.steps}
         todo = list(itertools.product(args.seeds, VARIANTS))
         for seed, variant in (bar := tqdm(todo, unit="run")):
             bar.set_description(f"{variant}, seed {seed}")
@@ -184,7 +183,7 @@ def main() -> None:
             f"{row['least_gap']:>+8.4f} {row['largest_gap']:>+8.4f}"
         )
     if args.json is not None:
-        output.write(args.json, about | {"rows": rows, "runs": runs})
+        write(args.json, about | {"rows": rows, "runs": runs}, lab.kind)
 
 
 if __name__ == "__main__":

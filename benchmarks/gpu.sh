@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Run the tests and measurements that need a GPU: `make gpu`, or benchmarks/gpu.sh with some of the stages
-# tests sanitize ranks speed (where a machine is lent for minutes). Needs python3 (or GPU_PYTHON) with cupy, torch,
+# tests sanitize ranks bucket speed (where a machine is lent for minutes). Needs python3 (or GPU_PYTHON) with cupy, torch,
 # numpy, pytest and mpi4py, a C++ compiler, cmake, ninja and nanobind; no internet, no root. Packages that python3 lacks
 # may be wheels in the folder GPU_WHEELS (docs/cuda.md lists them); GPU_KERNELS is a _kernels*.so built for that Python
-# elsewhere, GPU_SECONDS ends a stage (600). The memory checkers run beside the tests. Leaves gpu.json, gpu_ranks.json
-# and the table gpu.md in RESULTS/gpu/<the GPU's name>, and the output of the stages in LOGS (build/gpu).
+# elsewhere, GPU_SECONDS ends a stage (600). The memory checkers run beside the tests. Leaves gpu.json, gpu_ranks.json,
+# gpu_bucket_*.json and the table gpu.md in RESULTS/gpu/<the GPU's name>, and the output of the stages in LOGS (build/gpu).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-stages=" ${*:-tests sanitize ranks speed} "
+stages=" ${*:-tests sanitize ranks bucket speed} "
 given=$(command -v "${GPU_PYTHON:-python3}")
 wheels=${GPU_WHEELS:-wheels}
 results=${RESULTS:-benchmarks/results}
@@ -107,6 +107,16 @@ for one in "${aside[@]}"; do
   wait "$process" || failed+=("$name: $logs/$log.log")
   cat "$logs/$log.end"
 done
+if wanted bucket; then # alone, too: less than five minutes
+  if mpiexec=$(command -v mpiexec); then
+    for ranks in 1 2 4; do
+      check "bucket$ranks" "a bucket of the hook on $ranks ranks" timeout --kill-after 10 100 env OMP_NUM_THREADS=1 \
+        "$mpiexec" -n "$ranks" "$python" benchmarks/gpu_bucket.py --json "$results/gpu_bucket_$ranks.json"
+    done
+  else
+    failed+=("a bucket of the hook: no mpiexec (bring the mpich wheel)")
+  fi
+fi
 if wanted speed; then # alone, since other work would show in the figures
   check speed "speed" "$python" benchmarks/codecs.py --device cuda --threads "$(nproc)" --json "$results/gpu.json"
 fi
@@ -115,4 +125,4 @@ if [ "${#failed[@]}" -gt 0 ]; then
   printf 'FAILED: %s\n' "${failed[@]}"
   exit 1
 fi
-echo "== all passed; $results/gpu.json, gpu_ranks.json and gpu.md are to be committed"
+echo "== all passed; $results/gpu.json, gpu_ranks.json, gpu_bucket_*.json and gpu.md are to be committed"

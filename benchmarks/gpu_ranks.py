@@ -10,7 +10,6 @@ the GPU, so the times say what staging costs rather than what a cluster would do
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from resultfile import write
 
 import hybridcomp as hc
 from hybridcomp import cuda
@@ -169,8 +169,7 @@ def main() -> None:
     }
     if args.json is not None and WORLD.rank == 0:
         record = {"benchmark": "ranks that share a GPU", "ranks": WORLD.size, **rows}
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        write(args.json, record)
     sys.exit(not all(row["ok"] for some in rows.values() for row in some))
 
 

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ from collbench.link import Link, between
 from collbench.output import PeerRow, Row
 from mpi4py import MPI
 from numpy.typing import NDArray
+from resultfile import write
 from tqdm import tqdm
 
 import hybridcomp as hc
 from hybridcomp.collectives.algorithms.selection import OPERATIONS
 from hybridcomp.launcher import abort
-from hybridcomp.schedules.registry import ALGORITHMS
+from hybridcomp.schedules.registry import ALGORITHMS, find
 
 WORLD = MPI.COMM_WORLD
 _GRACE = 30.0  # seconds past the timeout, in which our own operation raises its error
@@ -343,12 +345,23 @@ def run(work: Callable[[], None]) -> None:
         abort(WORLD, 1)
 
 
+def _algorithm(op: str, name: str) -> str:
+    try:
+        return find(op, name).name
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def main(op: Operation, description: str) -> None:
     """Run a benchmark's main program."""
     flags = parser(description)
     if op.name in OPERATIONS:
-        names = list(ALGORITHMS[op.name])
-        flags.add_argument("--algorithm", choices=names, help="of ours (default: the library's choice)")
+        flags.add_argument(
+            "--algorithm",
+            type=partial(_algorithm, op.name),
+            metavar="NAME",
+            help=f"of {', '.join(ALGORITHMS[op.name])}, or of a package's (default: the library's choice)",
+        )
     flags.add_argument("--plot", type=Path, help="also draw busbw over size there (.png)")
     flags.add_argument(
         "--more",
@@ -383,7 +396,7 @@ def _measure_sizes(op: Operation, args: argparse.Namespace, values: Values) -> N
         theirs += others
     record = output.record(op.name, args, rows, theirs)
     if WORLD.rank == 0 and args.json is not None:
-        output.write(args.json, record)
+        write(args.json, record)
     if WORLD.rank == 0 and args.plot is not None:
         from collbench import plots  # noqa: PLC0415  (takes a second to load)
 

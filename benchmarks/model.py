@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from modelbench import fitting, sample
+from resultfile import write
 from tqdm import tqdm
 
-from hybridcomp.demo.machine import facts
 from hybridcomp.lab import Lab
 from hybridcomp.launcher import find_mpiexec
 from hybridcomp.perfmodel import load_profile
@@ -94,15 +94,13 @@ def judge(folder: Path, out: Path) -> None:
     halves = [read(folder, f"unseen_*_[{''.join(map(str, range(k, rounds, 2)))}].json") for k in (0, 1)]
     again = fitting.errors(np.array([cell["seconds"] for cell in halves[1]]), halves[0])
     record = {
-        "machine": facts("namespaces"),
         "rounds": rounds,
         "errors": errors,
         "of every second round beside the others": again,
         "parameters": parameters,
         "cells": judged,
     }
-    text = json.dumps(record, indent=1)
-    (out / "collectives.json").write_text(text + "\n", encoding="utf-8")
+    write(out / "collectives.json", record, "namespaces")
     draw(unseen, errors["all"]["unseen"], out / "collectives.png")
     print(json.dumps(errors, indent=1))
 

@@ -27,6 +27,7 @@ from collbench.figures import Values, hidden
 from collbench.link import Link
 from harness import WORLD, Side
 from mpi4py import MPI
+from resultfile import write
 
 import hybridcomp as hc
 
@@ -206,7 +207,7 @@ def main() -> None:
                 rows.append(row)
         record = output.record("overlap", args, rows, [])
         if WORLD.rank == 0 and args.json is not None:
-            output.write(args.json, record)
+            write(args.json, record)
 
     harness.run(work)
 

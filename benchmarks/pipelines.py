@@ -19,13 +19,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from resultfile import write
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the schedules' rules in tests/
-from collbench import output
 from mpi4py import MPI
 from schedulebench.sleeping import job_of, sleeping_schedule
 
-from hybridcomp.demo.machine import facts
 from hybridcomp.train.data import Batches
 from hybridcomp.train.trainer import process_group
 from tests.train.reference import Reference
@@ -134,9 +133,8 @@ def main() -> None:
             "depth": size,
             "pass_seconds": passes,
             "rows": [asdict(row) for row in rows],
-            "machine": facts("shared-memory"),
         }
-        output.write(arguments.json, values)
+        write(arguments.json, values, "shared-memory")
 
 
 def _most(row: Row, depth: int) -> int:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from resultfile import write
 from step_model import calibrate
 from stepmodel.cells import HOSTS, Cell, profile_name
 from stepmodel.comparing import cluster_of
@@ -171,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(rows[-1])
             if arguments.json is not None:
                 record = {"goal": _GOAL, "warm": WARM, "rounds": arguments.rounds, "cases": rows}
-                arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+                write(arguments.json, record, "namespaces")
     return int(any(row["loss_difference"] > _SAME_LOSS for row in rows))
 
 

@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from resultfile import write
+
 from hybridcomp.planner.recompute import PLANNED, least_of_all, least_that_fits, needed, with_blocks
 from hybridcomp.policy import load_policy
 from hybridcomp.train.config import TrainConfig
@@ -124,10 +126,7 @@ def main() -> None:
         limit, predicted, measured = (f"{value / 1e6:.1f}" for value in values)
         print(f"{limit:>10} {row['recomputed']:>7} {predicted:>10} {measured:>10}")
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(
-            json.dumps({"config": dataclasses.asdict(CONFIG), "rows": rows}, indent=1) + "\n"
-        )
+        write(arguments.json, {"config": dataclasses.asdict(CONFIG), "rows": rows})
     over = [row for row in rows if row["measured"] > row["limit"]]
     if over:
         raise SystemExit(f"{len(over)} of {len(rows)} took more than their limit")

@@ -8,7 +8,6 @@ that messages here go as they are. Every result is checked.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from resultfile import write
 
 import hybridcomp as hc
 from hybridcomp.policy.rules import Policy, Rule
@@ -132,8 +132,7 @@ def main() -> None:
                     )
         ours.Free()
     if WORLD.rank == 0 and args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write(args.json, {"rows": rows})
     if not all(row["correct"] for row in rows):
         sys.exit(1)
 

@@ -24,6 +24,7 @@ from collbench import output
 from collbench.elements import Elements
 from collbench.figures import PERIOD, Values
 from harness import WORLD
+from resultfile import write
 
 import hybridcomp as hc
 
@@ -152,7 +153,7 @@ def measure(args: argparse.Namespace) -> None:
     record = output.record("step of sparse sums" if args.step else "sparse sums", args, [], [])
     record |= {"step": args.step, "rows": [row.record() for row in rows], "peers": theirs}
     if WORLD.rank == 0 and args.json is not None:
-        output.write(args.json, record)
+        write(args.json, record)
 
 
 def main() -> None:

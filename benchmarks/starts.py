@@ -9,7 +9,6 @@ count. ``start`` is the time until a call returns that does not wait, ``whole`` 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
+from resultfile import write
 
 import hybridcomp as hc
 import hybridcomp.torch as hct
@@ -202,8 +202,7 @@ def main() -> None:
                     flush=True,
                 )
     if ME == 0 and args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write(args.json, {"rows": rows})
     dist.destroy_process_group()
     if not all(row["correct"] for row in rows):
         sys.exit(1)

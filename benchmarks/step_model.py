@@ -19,12 +19,15 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+from resultfile import commits, read, write
 from stepmodel.cells import CELLS, FITTED, HOSTS, SCALED, Cell, profile_name
 from stepmodel.choices import CASES, choose
 from stepmodel.measuring import measure
 from stepmodel.scaling import scaled
 
+from hybridcomp.demo.machine import commit
 from hybridcomp.lab import Lab
 
 OUT = Path(__file__).parent / "results" / "planner"
@@ -50,7 +53,7 @@ def profiles(labs: Iterable[tuple[str, int]], out: Path) -> None:
 
 def run(cells: Iterable[Cell], file: Path, out: Path, until: float) -> bool:
     """Measure the cells that are not in the file yet, until a time; tell whether all are there."""
-    found = json.loads(file.read_text()) if file.exists() else []
+    found: list[dict[str, Any]] = read(file)["rows"] if file.exists() else []
     names = {row["name"] for row in found}
     missing = sorted((cell for cell in cells if cell.name not in names), key=_lab)
     with tempfile.TemporaryDirectory() as folder:
@@ -63,8 +66,9 @@ def run(cells: Iterable[Cell], file: Path, out: Path, until: float) -> bool:
                         print(f"{len(missing)} were missing; run again for the rest")
                         return False
                     begin = time.monotonic()
-                    found.append(measure(lab, cell, out / profile_name(rate, cell.ppn), data))
-                    file.write_text(json.dumps(found, indent=1) + "\n")
+                    row = measure(lab, cell, out / profile_name(rate, cell.ppn), data)
+                    found.append(row | {"commit": commit()})
+                    write(file, {"commit": commits(found), "rows": found}, lab.kind)
                     print(
                         f"{found[-1]['median'] * 1e3:8.1f} ms  {cell.name} ({time.monotonic() - begin:.0f} s)",
                         flush=True,

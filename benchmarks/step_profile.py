@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from resultfile import write
 from stepprofile import figures, perf, tables
 from stepprofile.records import RankRecord, Sampling
 from tqdm import tqdm
 
-from hybridcomp.demo import machine
 from hybridcomp.demo.record import RunRecord
 from hybridcomp.demo.training import train_in
 from hybridcomp.errors import ConfigError, HybridcompError
@@ -126,9 +126,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             profile(study, run, lab, perf.Recording(program, Path(folder) / run.folder), args) for run in runs
         ]
         return {
-            "machine": machine.facts(lab.kind),
+            "lab": lab.kind,
             "cores": os.cpu_count(),
-            "command": shlex.join(["python", "benchmarks/step_profile.py", *sys.argv[1:]]),
             "study": study.name,
             "rate": str(lab.rate),
             "hosts": study.hosts,
@@ -155,8 +154,7 @@ def main() -> None:
     if args.places:
         print("\n" + "\n\n".join(tables.places(one) for one in variants))
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write(args.json, result, result["lab"])
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from collbench import output
 from programs import CheckError
+from resultfile import write
 from tqdm import tqdm
 
 from hybridcomp.lab import Lab
@@ -229,7 +229,7 @@ def main() -> None:
     if args.json is not None:
         about = {"hosts": HOSTS, "lab": kinds[0], "rate": args.rate, "steps": args.steps}
         about |= {"rounds": args.rounds, "flags": args.flags}
-        output.write(args.json, about | {"rows": [asdict(row) for row in rows]})
+        write(args.json, about | {"rows": [asdict(row) for row in rows]}, kinds[0])
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from collbench import output
+import resultfile
 from programs import CheckError
 from tqdm import tqdm
 
 from hybridcomp import style
-from hybridcomp.demo.machine import facts
+from hybridcomp.demo.machine import commit, facts
 from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.lab import Lab
 
@@ -60,6 +60,7 @@ class Run:
         wire_bytes: bytes that all ranks sent on axis dp.
         decided: step and codec of each decision.
         processor: processor of the machine that it ran on.
+        commit: commit whose code ran.
     """
 
     variant: str
@@ -71,6 +72,7 @@ class Run:
     wire_bytes: int
     decided: list[tuple[int, str]]
     processor: str = ""
+    commit: str = ""
 
 
 def variants(eps: float) -> dict[str, str]:
@@ -115,7 +117,7 @@ def train(lab: Lab, name: str, policy: str, seed: int, args: argparse.Namespace,
     return read_run(name, out / "metrics.jsonl")
 
 
-def run_of(record: RunRecord, rate: str, seed: int, processor: str = "") -> Run:
+def run_of(record: RunRecord, rate: str, seed: int, processor: str = "", commit: str = "") -> Run:
     """Return the figures of a run from its record.
 
     Raises:
@@ -134,6 +136,7 @@ def run_of(record: RunRecord, rate: str, seed: int, processor: str = "") -> Run:
         record.wire_bytes["dp"],
         [(line["step"], line["codec"]) for line in record.decisions],
         processor,
+        commit,
     )
 
 
@@ -239,10 +242,13 @@ def kept(file: Path | None, about: dict[str, Any]) -> list[Run]:
         return []
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        processor = found.get("machine", {}).get("processor", "")  # in older files of all runs
+        # in older files of all runs
+        shared = {
+            "processor": found.get("machine", {}).get("processor", ""),
+            "commit": found.get("commit", ""),
+        }
         runs = [
-            Run(**{"processor": processor} | run | {"decided": [tuple(one) for one in run["decided"]]})
-            for run in found["runs"]
+            Run(**shared | run | {"decided": [tuple(one) for one in run["decided"]]}) for run in found["runs"]
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise CheckError(f"{file} has no runs that could be kept: {error!r}") from error
@@ -276,7 +282,7 @@ def main() -> None:
                 bar.set_description(f"{name}, {rate}, seed {seed}")
                 with tempfile.TemporaryDirectory() as folder:
                     record = train(lab, name, every[name], seed, args, Path(folder))
-                runs.append(run_of(record, rate, seed, about["machine"]["processor"]))
+                runs.append(run_of(record, rate, seed, about["machine"]["processor"], commit()))
                 bar.update()
                 write(args.json, about, runs, args.loss)
     bar.close()
@@ -292,7 +298,10 @@ def main() -> None:
 def write(file: Path | None, about: dict[str, Any], runs: Sequence[Run], loss: float | None) -> None:
     """Write the runs so far, and the table of those that can be compared."""
     if file is not None:
-        output.write(file, about | {"rows": table(runs, loss), "runs": [asdict(run) for run in runs]})
+        each = [asdict(run) for run in runs]
+        resultfile.write(
+            file, {"commit": resultfile.commits(each), "rows": table(runs, loss), "runs": each} | about
+        )
 
 
 if __name__ == "__main__":

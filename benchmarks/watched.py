@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from resultfile import write
 
 import hybridcomp as hc
 from hybridcomp.top import publish
@@ -143,7 +144,7 @@ def main() -> None:
         if WORLD.rank == 0:
             print(json.dumps(row), flush=True)
     if WORLD.rank == 0 and args.json is not None:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write(args.json, {"rows": rows})
     if not all(row["correct"] for row in rows):
         sys.exit(1)
 

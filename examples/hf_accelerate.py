@@ -5,7 +5,8 @@
     hybridcomp run -n 4 -- python examples/hf_accelerate.py
 
 A small GPT-2 with random weights learns the text of this program. accelerate is told the backend [1]; what it gathers
-and reduces then goes over it, too. The hook [2] is optional, as with plain DDP.
+and reduces then goes over it, too. The hook [2] is optional, as with plain DDP. With ``--freeze-step`` 1-bit Adam takes
+AdamW's place and the hook's [3].
 """
 
 import argparse
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--backend", default="hybridcomp", help="or gloo, to compare with")
     parser.add_argument("--policy", default="hybrid", help="a preset, a TOML file, or a codec such as int8")
     parser.add_argument("--hook", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--freeze-step", type=int, help="1-bit Adam, with a warm-up of so many steps")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch", type=int, default=4, help="sequences of each rank and step")
     args = parser.parse_args()
@@ -49,11 +51,17 @@ def main() -> None:
     small = {"vocab_size": 256, "n_positions": LENGTH, "n_embd": 128, "n_layer": 2, "n_head": 4}
     config = GPT2Config(**small, bos_token_id=None, eos_token_id=None, loss_type="ForCausalLM")
     model = GPT2LMHeadModel(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    if args.freeze_step is None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    else:
+        options = {"freeze_step": args.freeze_step, "decoupled_weight_decay": True, "weight_decay": 0.01}
+        optimizer = onebit = hct.OnebitAdam(model.parameters(), lr=3e-3, **options)
     schedule = get_linear_schedule_with_warmup(optimizer, 5 * accelerator.num_processes, 10**6)
     loader = DataLoader(windows(args.steps * args.batch * accelerator.num_processes), args.batch)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-    if args.hook and args.backend == "hybridcomp":
+    if args.freeze_step is not None:
+        onebit.register(model)  # [3]
+    elif args.hook and args.backend == "hybridcomp":
         model.register_comm_hook(hct.HookState(args.policy, module=model), hct.comm_hook)  # [2]
 
     began = time.perf_counter()

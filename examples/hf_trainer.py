@@ -3,9 +3,11 @@
     torchrun --standalone --nproc-per-node 4 examples/hf_trainer.py --ddp_backend hybridcomp
     accelerate launch --multi_gpu --num_processes 4 --mixed_precision no examples/hf_trainer.py --ddp_backend hybridcomp
     HYBRIDCOMP_HOOK=1 torchrun --standalone --nproc-per-node 4 examples/hf_trainer.py     # gloo or NCCL, and the hook
+    torchrun --standalone --nproc-per-node 4 examples/hf_trainer.py --freeze_step 10      # 1-bit Adam, on gloo or NCCL
 
-A small GPT-2 learns the text of this program; ``--model`` names a folder with another, to go on from. Nothing here is
-of hybridcomp: all of TrainingArguments' options are this program's, and its policy is HYBRIDCOMP_POLICY.
+A small GPT-2 learns the text of this program; ``--model`` names a folder with another, to go on from. All of
+TrainingArguments' options are this program's, and its policy is HYBRIDCOMP_POLICY. Nothing here is of hybridcomp but
+the optimizer of ``--freeze_step``, which the Trainer is given [1], and registered once it has wrapped the model [2].
 """
 
 import hashlib
@@ -27,6 +29,8 @@ from transformers import (
     set_seed,
 )
 from transformers.trainer_callback import PrinterCallback, TrainerCallback
+
+import hybridcomp.torch as hct
 
 LENGTH = 64
 DEFAULTS = {
@@ -50,6 +54,7 @@ class ModelArguments:
     model: str | None = None  # a folder that save_pretrained has written
     width: int = 128
     layers: int = 2
+    freeze_step: int | None = None  # 1-bit Adam, with a warm-up of so many steps; None: AdamW
 
 
 class Windows(torch.utils.data.Dataset):
@@ -74,6 +79,13 @@ class Losses(TrainerCallback):
     ) -> None:
         if args.process_index == 0 and "loss" in logs:
             print(f"step {state.global_step}: loss {float(logs['loss']):.6f}", flush=True)
+
+
+class Register(TrainerCallback):
+    trainer: Trainer | None = None
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        self.trainer.optimizer.optimizer.register(self.trainer.model_wrapped)  # [2]
 
 
 def make_model(arguments: ModelArguments) -> torch.nn.Module:
@@ -101,7 +113,18 @@ def main() -> None:
     set_seed(training.seed)
     model = make_model(arguments)
     count = training.max_steps * training.train_batch_size * training.world_size
-    trainer = Trainer(model, training, train_dataset=Windows(max(count, 1)), callbacks=[Losses()])
+    optimizer, register = None, Register()
+    if arguments.freeze_step is not None:
+        options = {"freeze_step": arguments.freeze_step, "decoupled_weight_decay": True}
+        optimizer = hct.OnebitAdam(model.parameters(), training.learning_rate, **options)
+    trainer = Trainer(
+        model,
+        training,
+        train_dataset=Windows(max(count, 1)),
+        callbacks=[Losses(), *([] if optimizer is None else [register])],
+        optimizers=(optimizer, None),  # [1]
+    )
+    register.trainer = trainer
     trainer.remove_callback(PrinterCallback)
     said = trainer.train()
     if not dist.is_initialized():
@@ -114,6 +137,11 @@ def main() -> None:
         print(f"backend {dist.get_backend()}; replicas agree: {len(set(digests)) == 1}")
         seconds = said.metrics["train_runtime"]
         print(f"{seconds:.2f} s, {count / seconds:.1f} samples/s", flush=True)
+        if optimizer is not None:
+            plain, wire = (
+                sum(getattr(row, n) for row in hct.stats()) / 1e6 for n in ("plain_bytes", "wire_bytes")
+            )
+            print(f"sent {wire:.2f} MB in the place of {plain:.2f} MB", flush=True)
 
 
 if __name__ == "__main__":

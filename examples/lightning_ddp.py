@@ -5,7 +5,8 @@
 
 An existing program changes the backend of its strategy [1]. Under torchrun Lightning finds its ranks by itself; what
 else sets torchrun's variables is as good, and [2] says so. The callback [3] lets the policy choose for each parameter,
-with error feedback. (DDPStrategy takes a hook, too, but drops it without a word on CPUs.)
+with error feedback. (DDPStrategy takes a hook, too, but drops it without a word on CPUs.) With ``--freeze-step`` 1-bit
+Adam takes the places of SGD and of the hook [4].
 """
 
 import argparse
@@ -25,8 +26,9 @@ import hybridcomp.torch as hct
 
 
 class Classifier(lightning.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, freeze_step: int | None) -> None:
         super().__init__()
+        self.freeze_step = freeze_step
         self.net = nn.Sequential(
             nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
         )
@@ -49,7 +51,13 @@ class Classifier(lightning.LightningModule):
             print(f"backend {dist.get_backend()}; replicas agree: {len(set(digests)) == 1}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self.freeze_step is not None:
+            return hct.OnebitAdam(self.parameters(), lr=1e-3, freeze_step=self.freeze_step)  # [4]
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+    def on_train_start(self) -> None:
+        if self.freeze_step is not None:
+            self.trainer.optimizers[0].register(self.trainer.model)
 
 
 class Compress(lightning.Callback):
@@ -74,6 +82,7 @@ def main() -> None:
     parser.add_argument("--backend", default="hybridcomp", help="or gloo, to compare with")
     parser.add_argument("--policy", default="hybrid", help="a preset, a TOML file, or a codec such as int8")
     parser.add_argument("--hook", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--freeze-step", type=int, help="1-bit Adam, with a warm-up of so many steps")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=64, help="samples of each rank and step")
     args = parser.parse_args()
@@ -85,13 +94,14 @@ def main() -> None:
         process_group_backend=args.backend,  # [1]
         cluster_environment=TorchElasticEnvironment(),  # [2]
     )
+    hooked = args.hook and args.backend == "hybridcomp" and args.freeze_step is None
     trainer = lightning.Trainer(
         accelerator="auto",
         devices=here,
         num_nodes=ranks // here,
         max_epochs=args.epochs,
         strategy=strategy,
-        callbacks=[Compress(args.policy)] if args.hook and args.backend == "hybridcomp" else [],  # [3]
+        callbacks=[Compress(args.policy)] if hooked else [],  # [3]
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -99,7 +109,7 @@ def main() -> None:
     )
     data = make_data(10 * ranks * args.batch)
     began = time.perf_counter()
-    trainer.fit(Classifier(), DataLoader(data, args.batch, shuffle=True))
+    trainer.fit(Classifier(args.freeze_step), DataLoader(data, args.batch, shuffle=True))
     seconds = time.perf_counter() - began
     if trainer.is_global_zero:
         samples = args.epochs * len(data)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hybridcomp import trace
-    from hybridcomp.codecs import ErrorFeedback, decode, decode_add, get_codec
+    from hybridcomp.codecs import Codec, ErrorFeedback, decode, decode_add, get_codec, register_codec
     from hybridcomp.collectives import Communicator
     from hybridcomp.errors import (
         CodecMismatchError,
@@ -37,10 +37,14 @@ if TYPE_CHECKING:
     )
     from hybridcomp.native import get_num_threads, set_num_threads
     from hybridcomp.policy import Message, Policy, load_policy
+    from hybridcomp.schedules.registry import register_algorithm
     from hybridcomp.version import __version__
 
 __all__ = [
     "get_codec",
+    "register_codec",
+    "register_algorithm",
+    "Codec",
     "decode",
     "decode_add",
     "ErrorFeedback",
@@ -67,7 +71,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "codecs": ("get_codec", "decode", "decode_add", "ErrorFeedback"),
+    "codecs": ("get_codec", "register_codec", "Codec", "decode", "decode_add", "ErrorFeedback"),
+    "schedules.registry": ("register_algorithm",),
     "native": ("set_num_threads", "get_num_threads"),
     "collectives": ("Communicator",),
     "policy": ("Message", "Policy", "load_policy"),

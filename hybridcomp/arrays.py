@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +108,8 @@ class Flat(NamedTuple):
         shape: the caller's shape.
         shares: whether ``data`` is the caller's memory (False: a contiguous copy).
         is_torch: whether the caller gave a torch tensor.
+        store: function that writes an array such as ``data``, or its beginning, to the caller's memory, where ``data``
+            is a copy of what receives; else None.
     """
 
     data: Any
@@ -114,6 +117,7 @@ class Flat(NamedTuple):
     shape: tuple[int, ...]
     shares: bool
     is_torch: bool
+    store: Callable[[Any], None] | None = None
 
     @property
     def size(self) -> int:
@@ -156,9 +160,10 @@ def flatten(x: Any, *, writable: bool = False, device: bool = False) -> Flat:
         flags = x.flags
         if kind is not None and flags.c_contiguous and (not writable or flags.writeable):
             return Flat(x, kind, x.shape, True, False)
-    if device and on_device(x):
+    tensor = is_torch(x)
+    if device and (x.device.type == "cuda" if tensor else hasattr(x, "__cuda_array_interface__")):
         return _flatten_device(x, writable)
-    if is_torch(x):
+    if tensor:
         return _flatten_torch(x, writable)
     if hasattr(x, "__cuda_array_interface__"):
         raise CudaUnavailableError(
@@ -222,6 +227,22 @@ def _flatten_device(x: Any, writable: bool) -> Flat:
 def byte_view(array: npt.NDArray[Any]) -> ByteArray:
     """Return the bytes of a C-contiguous array, without a copy."""
     return array.reshape(-1).view(np.uint8)
+
+
+def widen(data: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
+    """Return a copy of values in their accumulator's dtype (float32; float64 for float64)."""
+    return _converted(data, dtype, dtype.accumulator)
+
+
+def narrow(acc: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
+    """Return an accumulator's values rounded to nearest even in ``dtype``'s storage; NaN stays NaN."""
+    return acc if dtype.accumulator is dtype else _converted(acc, dtype.accumulator, dtype)
+
+
+def _converted(data: npt.NDArray[Any], dtype: DType, into: DType) -> npt.NDArray[Any]:
+    out = np.empty(data.shape, into.storage)
+    kernels().convert(data, dtype, out, into, False)
+    return out
 
 
 def like(data: npt.NDArray[Any], source: Flat) -> Any:

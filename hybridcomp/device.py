@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import threading
+from collections.abc import Hashable
 from typing import Any, Protocol
 
 import numpy as np
@@ -168,6 +169,22 @@ class Queue:
         self._status: DeviceArray | None = None
 
     @property
+    def order(self) -> Hashable:
+        """Return a key that queues share whose work follows one another."""
+        return self.stream
+
+    def fork(self, kind: str) -> Queue:
+        """Return a queue whose work follows this one's up to now; this one's later work follows it.
+
+        Args:
+            kind: kind of the fork; forks of one kind need not follow each other, those of another kind do.
+        """
+        return self
+
+    def start(self) -> None:
+        """Start the work that has been put on the queue, where it is only recorded."""
+
+    @property
     def status(self) -> DeviceArray:
         """Return one uint32: 0, or the Status of the first fault that a kernel of this queue found."""
         if self._status is None:
@@ -175,7 +192,14 @@ class Queue:
         return self._status
 
     def launch(
-        self, module: str, kernel: str, blocks: int, threads: int, *args: Argument, shared: int = 0
+        self,
+        module: str,
+        kernel: str,
+        blocks: int,
+        threads: int,
+        *args: Argument,
+        shared: int = 0,
+        held: object = None,
     ) -> None:
         """Start a kernel.
 
@@ -186,6 +210,7 @@ class Queue:
             threads: threads of a block; a multiple of 32.
             args: integers as they are, arrays by their addresses, None as a null pointer.
             shared: bytes of dynamic shared memory.
+            held: arrays that the kernel finds by addresses in the device's memory, which live until it is started.
         """
         if blocks:
             values = [0 if a is None else a.ptr if isinstance(a, DeviceArray) else int(a) for a in args]
@@ -208,8 +233,39 @@ class Queue:
     def zeros(self, nbytes: int) -> DeviceArray:
         """Allocate bytes to work in, all zero."""
         array = self.empty(nbytes)
-        self.runtime.fill(array.ptr, 0, nbytes, self.stream)
+        self.fill(array)
         return array
+
+    def fill(self, array: DeviceArray, byte: int = 0) -> None:
+        """Start to set all bytes of an array."""
+        self.runtime.fill(array.ptr, byte, array.nbytes, self.stream)
+
+    def zero_words(self, n: int) -> DeviceArray:
+        """Return new words of 4 bytes, all zero."""
+        return self.zeros(4 * n).view(np.uint32)
+
+    def shown(self, nbytes: int) -> DeviceArray:
+        """Allocate bytes that kernels write for the host to read, beside others of the kind where these are many."""
+        return self.empty(nbytes)
+
+    def counters(self) -> DeviceArray:
+        """Return two words for the blocks of a kernel to share: zero before each launch, and after it."""
+        key = (id(self.runtime), self.stream)
+        found = _counters.get(key)
+        if found is None:
+            found = _counters[key] = self.zero_words(2)
+        return found
+
+    def uploaded(self, source: npt.NDArray[np.uint8]) -> DeviceArray:
+        """Return pinned bytes in the device's memory, to which they are being copied."""
+        array = self.empty(source.size)
+        self.upload(array, source)
+        return array
+
+    def upload(self, to: DeviceArray, source: npt.NDArray[np.uint8]) -> None:
+        """Start to copy pinned bytes to the beginning of ``to``; they must stay as they are until that is done."""
+        if source.size:
+            self.runtime.copy(to.ptr, source.ctypes.data, source.size, self.stream)
 
     def copy(self, to: DeviceArray, source: DeviceArray) -> None:
         """Start to copy all bytes of ``source`` to the beginning of ``to``."""
@@ -247,6 +303,7 @@ class Queue:
             self.runtime.synchronize(self.stream)
 
 
+_counters: dict[tuple[int, int], DeviceArray] = {}
 _local = threading.local()
 
 

@@ -105,6 +105,7 @@ class _Exported:
 def _run(queue: Queue, method: str, arrays: list[DeviceArray]) -> list[DeviceArray]:
     if not arrays:
         return []
+    queue.start()
     stream = queue.stream or 1  # the default stream, by CUDA's name for it
     sources = library().as_arrays([_Exported(array, stream) for array in arrays], cuda_stream=stream)
     results = getattr(_codec(queue.runtime.ordinal, stream), method)(sources)

@@ -7,11 +7,13 @@ Colours are Okabe and Ito's, which people with any colour vision tell apart; mar
 
 from __future__ import annotations
 
+import base64
 import functools
 import html
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from hybridcomp.errors import printable
@@ -31,7 +33,7 @@ PICTURE: dict[Any, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
 }
-"""Matplotlib's settings for pictures, which are drawn on white."""
+"""Matplotlib's settings for pictures; on white, unless a :class:`Scheme` says otherwise."""
 
 COLOUR_FUNCTION = """
 // What a colour of the style is where an element stands: light-dark() is resolved by the browser alone.
@@ -57,6 +59,32 @@ _SCHEMES = {  # colours on light, on dark
 }
 
 
+@dataclass(frozen=True)
+class Scheme:
+    """Colours of a picture for light screens or for dark ones.
+
+    Attributes:
+        series: colours of the series that it compares, in the order in which they are taken.
+        ink: colour of its words and lines.
+        paper: colour that it is drawn on, a page's.
+    """
+
+    series: tuple[str, ...]
+    ink: str
+    paper: str
+
+    @property
+    def settings(self) -> dict[Any, Any]:
+        """Return Matplotlib's settings for a picture in these colours."""
+        inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+        papers = ("figure.facecolor", "axes.facecolor")
+        return PICTURE | dict.fromkeys(inked, self.ink) | dict.fromkeys(papers, self.paper)
+
+
+LIGHT = Scheme(SERIES, "black", "white")
+DARK = Scheme(_SERIES_ON_DARK, _SCHEMES["text"][1], _SCHEMES["background"][1])
+
+
 def variables() -> str:
     """Return CSS that defines ``--hc-NAME`` for every colour, each for light and for dark pages.
 
@@ -75,19 +103,28 @@ _PAGE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 var(--hc-font); color: var(--hc-text); background: var(--hc-background); max-width: 62rem;
        margin: 2rem auto; padding: 0 1rem; overflow-wrap: break-word; }
-h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin-top: 2rem; } h3 { font-size: 1rem; }
 a { color: var(--hc-accent); }
 .when { color: var(--hc-muted); margin-top: 0.2rem; }
-.wide { overflow-x: auto; }
+/* What can be moved sideways has a shadow at the side where there is more. */
+.wide { overflow-x: auto; background-repeat: no-repeat; background-attachment: local, local, scroll, scroll;
+        background-position: left, right, left, right; background-size: 3rem 100%, 3rem 100%, 0.8rem 100%, 0.8rem 100%;
+        background-image: linear-gradient(to right, var(--hc-background) 30%, transparent),
+          linear-gradient(to left, var(--hc-background) 30%, transparent),
+          linear-gradient(to right, var(--hc-line), transparent),
+          linear-gradient(to left, var(--hc-line), transparent); }
 .figures td { white-space: nowrap; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.35rem 0.8rem; border-bottom: 1px solid var(--hc-line); text-align: right; }
+th, td { padding: 0.35rem 0.6rem; border-bottom: 1px solid var(--hc-line); text-align: right; }
 th:first-child, td:first-child { text-align: left; } th { font-weight: 600; border-bottom: 2px solid var(--hc-muted); }
 .words th, .words td { text-align: left; }
-img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-pre { background: var(--hc-panel); padding: 0.7rem; overflow-x: auto; font-size: 0.85rem; border-radius: 4px; }
+img { display: block; max-width: 100%; height: auto; border-radius: 4px; }
+pre { background: var(--hc-panel); padding: 0.7rem; white-space: pre-wrap; font-size: 0.85rem; border-radius: 4px; }
 summary { cursor: pointer; }
-@media (max-width: 44rem) { .wide img { max-width: none; width: 40rem; } }
+@media (max-width: 44rem) {
+  .wide img { max-width: none; width: 40rem; }
+  table { font-size: 0.85rem; } th, td { padding: 0.3rem 0.35rem; }
+}
 """
 
 
@@ -120,6 +157,64 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, kind: str =
         "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in rows
     )
     return f'<div class="wide"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'
+
+
+def image(light: bytes, dark: bytes, alternative: str) -> str:
+    """Return a picture for a page, the one of two that goes with the reader's screen.
+
+    Args:
+        light: PNG for light screens; what takes pictures out of pages gets it, too.
+        dark: PNG for dark screens.
+        alternative: plain text for those who see no pictures.
+    """
+    on_light, on_dark = (
+        f"data:image/png;base64,{base64.b64encode(drawn).decode()}" for drawn in (light, dark)
+    )
+    return (
+        f'<p class="wide"><picture><source media="(prefers-color-scheme: dark)" srcset="{on_dark}">'
+        f'<img src="{on_light}" alt="{html.escape(alternative)}"></picture></p>'
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Table of text for the terminal, for Markdown and for pages; the first column is names.
+
+    Attributes:
+        title: title of the table.
+        headings: headings of the columns.
+        rows: rows, each of as many cells.
+        note: meaning of the columns.
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, with its note."""
+        lines = [
+            "| " + " | ".join(self.headings) + " |",
+            "|---" + "|---:" * (len(self.headings) - 1) + "|",
+            *("| " + " | ".join(row) + " |" for row in self.rows),
+        ]
+        return f"**{self.title}**\n\n" + "\n".join(lines) + f"\n\n{self.note}\n"
+
+    def show(self, console: Console) -> None:
+        """Print the table, without its note."""
+        from rich.box import SIMPLE_HEAD  # noqa: PLC0415  (tens of milliseconds, for tables alone)
+        from rich.table import Table as Drawn  # noqa: PLC0415
+
+        drawn = Drawn(
+            box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold", title=self.title
+        )
+        for index, heading in enumerate(self.headings):
+            drawn.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
+        for row in self.rows:
+            drawn.add_row(*row)
+        console.print(drawn)
+        console.print()
 
 
 def script_data(value: Any) -> str:

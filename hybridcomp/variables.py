@@ -20,6 +20,7 @@ PREFIX = "HYBRIDCOMP_"
 _MOST_SHOWN = 200  # characters of a wrong value in its error
 LEAST, MOST = 1e-12, 1e18  # bounds of a number by default; no product or quotient of a few overflows
 MAX_THREADS = 64
+_MOST_HOSTS, _MOST_RANKS = 1 << 16, 1 << 20
 T = TypeVar("T")
 
 COLLECTIVES = "Operations"
@@ -159,6 +160,16 @@ def _some_of(*names: str) -> Callable[[str], frozenset[str]]:
     return parse
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    hosts, times, each = text.partition("x")
+    if times:
+        return (_whole(1, _MOST_RANKS)(each),) * _whole(1, _MOST_HOSTS)(hosts)
+    counts = text.split(",")
+    if len(counts) > _MOST_HOSTS:
+        raise ValueError
+    return tuple(_whole(1, _MOST_RANKS)(count) for count in counts)
+
+
 def _file_or_switch(text: str) -> str | bool:
     return text == "1" if text in ("0", "1") else text
 
@@ -181,6 +192,13 @@ CHUNK_BYTES: Variable[int | None] = Variable(
 SHARED_MEMORY: Variable[bool] = Variable(
     "SHARED_MEMORY", COLLECTIVES, _switch, "`1`, or `0`: ranks of one host send each other messages by MPI", True,
     "`1`", "Lets ranks of one host exchange messages in shared memory.",
+)  # fmt: skip
+HOSTS: Variable[tuple[int, ...] | None] = Variable(
+    "HOSTS", COLLECTIVES, _counts,
+    "hosts x ranks on each, such as `2x4`, or the number of ranks on each host, such as `3,1,2`, in the order of the "
+    "job's ranks; the same on all ranks", None, "ranks that can share memory are on one host",
+    "Says which ranks are on which host: for nodes that are several islands, and for tests. Ranks of unlike hosts "
+    "share no memory.",
 )  # fmt: skip
 DEBUG: Variable[str] = Variable(
     "DEBUG", COLLECTIVES, _one_of(*_LEVELS), "`off` or `detail`; the same on all ranks", "off", "`off`",
@@ -248,11 +266,6 @@ NUM_THREADS: Variable[int | None] = Variable(
     "NUM_THREADS", MACHINE, _whole(1, MAX_THREADS), f"an integer from 1 to {MAX_THREADS}", None, "1",
     "Sets the number of threads of each encode and decode.",
 )  # fmt: skip
-DEVICES: Variable[bool | None] = Variable(
-    "DEVICES", MACHINE, _switch,
-    "`1` (arrays may lie on a GPU), `0` (they do not), or unset (the devices of this host are looked at)", None,
-    "the host's devices are looked at", "Says whether arrays may lie in a GPU's memory: [the engine](engine.md).",
-)  # fmt: skip
 CUDA_AWARE: Variable[bool | None] = Variable(
     "CUDA_AWARE", MACHINE, _switch, "`1` (MPI takes device pointers), `0` (it does not), or unset (MPI is asked)", None,
     "MPI is asked", "Says whether MPI takes pointers to a GPU's memory: [GPUs](cuda.md).",
@@ -271,6 +284,10 @@ VENV: Variable[str] = Variable(
 TERMINAL: Variable[int | None] = Variable(
     "TERMINAL", INTERNAL, _whole(1, 1 << 16), "a number of columns", None, "no terminal",
     "Tells the ranks of `hybridcomp train` how wide the terminal is that mpiexec's output ends up on.",
+)  # fmt: skip
+COMPARE: Variable[str] = Variable(
+    "COMPARE", INTERNAL, str, "a folder's path", "", "no comparison",
+    "Has ranks record their optimizer steps for `hybridcomp compare`, and end after the last.",
 )  # fmt: skip
 LAB_ID: Variable[str] = Variable(
     "LAB_ID", INTERNAL, str, "text", "", "no lab", "Marks the processes that a lab has started."

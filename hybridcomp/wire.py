@@ -117,7 +117,7 @@ def first_fault(
         messages: 1-D uint8 arrays that begin with a message.
         codec, params, dtype: values that every header must have.
         counts: each message's elements.
-        crc: check the CRCs too; False only for messages that no wire has carried.
+        crc: whether their checksums are checked: not where no wire that could damage them has carried them.
 
     Returns:
         The index of the first message that is not whole, or not as expected. None if all are.

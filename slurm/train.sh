@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by train_gpt.sbatch and sweep.sbatch: train on the ranks of the job and, when asked to stop, queue it again.
+# Sourced by train_gpt.sbatch, sweep.sbatch and elastic.sbatch: train on the ranks of the job and, when asked to stop, queue it again.
 
 # Code that `hybridcomp train` exits with when it was asked to stop, and has written a checkpoint.
 interrupted=75
@@ -28,7 +28,7 @@ train_or_requeue() {
     return 0
   fi
   # In the background, because bash handles a signal only between commands, and `wait` is one that it interrupts.
-  srun --kill-on-bad-exit=1 --label python -m hybridcomp train --threads "$OMP_NUM_THREADS" --out "$out" --resume auto "$@" &
+  srun --kill-on-bad-exit=1 --label python -m hybridcomp train --threads "$OMP_NUM_THREADS" --out "$out" "$@" &
   training=$!
   trap ask USR1
   wait "$training" || code=$?
@@ -38,7 +38,7 @@ train_or_requeue() {
   done
   if [ -n "$hurry" ]; then kill "$hurry" 2>/dev/null || true; fi
   if [ "$code" -ne "$interrupted" ] && { [ -z "$asked" ] || [ "$code" -eq 0 ]; }; then return "$code"; fi
-  echo "asked to stop (code $code): back in the queue, to go on from the last checkpoint in $out"
+  echo "asked to stop (code $code): back in the queue, to go on with what is in $out"
   # The number of an array's last task is that of the whole array.
   if [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then job="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"; fi
   scontrol requeue "$job"

@@ -13,6 +13,7 @@ import hybridcomp
 from hybridcomp import native
 from hybridcomp.cli import doctor, inspection
 from hybridcomp.cli.main import main
+from hybridcomp.collectives.engine import groups
 from hybridcomp.errors import NativeUnavailableError
 from hybridcomp.launcher import find_mpiexec
 from hybridcomp.perfmodel import BUILT_IN, Tier, load_profile
@@ -109,9 +110,34 @@ def test_without_kernels_it_says_so(monkeypatch, capsys, tmp_path):
         raise NativeUnavailableError("the compiled kernels are missing")
 
     monkeypatch.setattr(inspection.native, "kernels", missing)
+    monkeypatch.setattr(groups, "_made_arena", groups._made_arena.__wrapped__)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert doctor.main(["--quick", "--calibrate"]) == 1
     out = capsys.readouterr().out
     assert "problem: the compiled kernels are missing" in out
     assert "Nothing was calibrated" in out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("without", [0, 1])
+def test_without_kernels_on_one_rank_it_says_so(without):
+    program = (
+        "import sys\nfrom mpi4py import MPI\n"
+        f"if MPI.COMM_WORLD.rank == {without}:\n"
+        "    sys.modules['hybridcomp._kernels'] = None\n"
+        "from hybridcomp.cli.main import main\n"
+        "sys.exit(main(['doctor', '--quick']))"
+    )
+    command = [find_mpiexec(), "-n", "2", sys.executable, "-c", program]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == 1, f"{done.stdout}{done.stderr}"
+    problem = "the compiled kernels are missing" if without == 0 else "on every rank (not on 1): run doctor"
+    assert done.stdout.count("problem: ") == done.stdout.count(problem) == 1, done.stdout

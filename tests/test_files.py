@@ -493,13 +493,13 @@ ALLOWED = {
     "collectives/transport/arena.py": {"os.open": "memory of another process, by /proc"},
     "cuda.py": {"read_text": "the package's own sources", "os.open": "a lock, which holds nothing"},
     "demo/picture.py": {"savefig": "into memory"},
+    "entry_points.py": {"read_text": "metadata of installed packages, by Python's own reader"},
     "lab/keeper.py": {"open": "/proc and control groups; it runs without the package", "os.open": "/proc"},
     "lab/lab.py": {"tempfile.mkdtemp": "a folder of its own"},
     "nvrtc.py": {"tempfile.mkdtemp": "a folder of its own"},
     "pmi/start.py": {"open": "a pipe of a process of its own", "read_text": "/proc"},
     "policy/load.py": {"read_text": "a preset of the package"},
     "schedules/draw.py": {"savefig": "into a file that the caller has opened"},
-    "study/pictures.py": {"savefig": "into memory"},
     "top/publish.py": {
         "os.open": "a rank's own file, made anew without following links, and written over in place"
     },

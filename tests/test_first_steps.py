@@ -50,9 +50,10 @@ def install_lines() -> dict[str, set[str]]:
     for name, text in texts():
         if name == "hybridcomp/errors.py":  # the extra is an argument
             continue
-        for start in re.finditer(r"pip install", text):
-            line = INSTALL.match(text, start.start())
-            found.setdefault(line[0] if line else text[start.start() :][:80], set()).add(name)
+        joined = re.sub(r" \\\n\s*", " ", text)  # as a shell reads lines that go on
+        for start in re.finditer(r"pip install", joined):
+            line = INSTALL.match(joined, start.start())
+            found.setdefault(line[0] if line else joined[start.start() :][:80], set()).add(name)
     for extra in ("train", "plan"):
         line = INSTALL.search(str(missing_module("torch", extra)))
         assert line is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import socket
 import struct
 import subprocess
@@ -195,3 +196,27 @@ def test_a_reserved_port_goes_to_no_one_who_asks_for_any_and_to_a_server_that_as
             assert server.getsockname()[1] == port
     with ask_for(port) as other:
         other.bind(("127.0.0.1", 0))
+
+
+SAY_AND_FAIL = """
+import sys
+from hybridcomp.native import extension
+extension().end_mpi_at_exit(1, bytes(8), int(sys.argv[1]))  # of an address that is not called: the exit fails
+sys.stderr.write("why")
+sys.exit(3)
+"""
+
+
+def test_the_launcher_is_told_of_a_failure_once_it_has_read_its_cause() -> None:
+    """MPICH's mpiexec drops output that it has not read when a rank aborts."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-c", SAY_AND_FAIL, str(theirs.fileno())]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, pass_fds=[theirs.fileno()]) as process:
+            assert process.stderr is not None
+            select.select([process.stderr], [], [], 60)
+            assert not select.select([ours], [], [], 0.2)[0], "it is told while the cause is not read"
+            assert process.stderr.read(3) == b"why"
+            assert select.select([ours], [], [], 60)[0]
+            assert ours.recv(100) == b"cmd=abort exitcode=3\n"
+        assert process.returncode == 3

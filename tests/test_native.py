@@ -35,7 +35,7 @@ def test_crc32c_known_answers(name):
 @pytest.mark.parametrize("name", common.isas())
 def test_crc32c_chains_at_any_length_and_alignment(name):
     data = np.random.default_rng(0).integers(0, 256, 40000, np.uint8)
-    with common.isa("portable"):
+    with common.isa(common.isas()[-1]):  # the plainest
         whole = {n: kernels.crc32c(data[:n]) for n in (1, 7, 6143, 6144, 6145, 20000, 40000)}
     with common.isa(name):
         for n, expected in whole.items():
@@ -48,8 +48,8 @@ def test_crc32c_chains_at_any_length_and_alignment(name):
 
 def test_isas():
     names = kernels.available_isas()
-    assert names[-1] == "portable"
-    assert set(names) <= set(native.ISAS)
+    assert names == [name for name in reversed(native.ISAS) if name in names]  # the best first
+    assert "portable" in names or len(names) == 1  # unless the kernels are compiled for this processor alone
     for name in names:
         with common.isa(name):
             assert kernels.isa() == name

@@ -14,7 +14,15 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.parametrize(
     "script",
     [
-        *("readme.py", "codecs_doc.py", "ddp_doc.py", "study_doc.py", "sizes_doc.py", "step_profile_doc.py"),
+        *(
+            "readme.py",
+            "codecs_doc.py",
+            "ddp_doc.py",
+            "study_doc.py",
+            "sizes_doc.py",
+            "step_profile_doc.py",
+            "device_counts_doc.py",
+        ),
         *(
             "chaos_doc.py",
             "exact_doc.py",
@@ -26,6 +34,8 @@ ROOT = Path(__file__).parent.parent
             "plan_doc.py",
             "auto_doc.py",
             "variables_doc.py",
+            "mpi_methods_doc.py",
+            "elastic_doc.py",
         ),
     ],
 )

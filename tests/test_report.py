@@ -40,8 +40,8 @@ def test_metrics_of_a_run(tmp_path, capsys):
     write_metrics(tmp_path / "gpt")
     lines = report(tmp_path / "gpt", capsys)
     assert lines[0] == f"{tmp_path / 'gpt'}: policy hybrid, 3 steps in 1.5 s, 1,000 tokens/s"
-    assert lines[1] == "what rank 0 sent"
-    assert lines[4].split()[:9] == ["dp", "all_reduce", "int8", "3", "8", "MB", "2", "MB", "4"]
+    assert lines[1] == "what rank 0 sent in a step, the mean of 3"
+    assert lines[4].split()[:9] == ["dp", "all_reduce", "int8", "1", "2.667", "MB", "666.7", "kB", "4"]
 
 
 def test_traces_beside_metrics_and_below(tmp_path, capsys):

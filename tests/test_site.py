@@ -28,6 +28,18 @@ PAGES = [
 ]
 
 
+def test_the_install_block_fits_a_narrow_screen_and_commands_of_guides_break():
+    (block,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.DOTALL)
+    assert "pip install" in block
+    assert [line for line in block.splitlines() if len(line) > 60] == []  # of 500 pixels
+    (rule,) = re.findall(
+        r"@media \(max-width: 44rem\) \{ (.md-typeset .language-sh pre code .*?) \}",
+        (ROOT / "docs/site/site.css").read_text(),
+    )
+    assert "white-space: pre-wrap" in rule
+    assert "pygments_lang_class: true" in (ROOT / "mkdocs.yml").read_text()  # which the rule goes by
+
+
 # -- links -----------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ SCRIPTS = sorted(path.name for path in SLURM.iterdir())
 def test_scripts_are_there() -> None:
     assert SCRIPTS == [
         "allreduce.sbatch",
+        "elastic.sbatch",
         "env.sh",
         "gpu.sbatch",
         "sweep.sbatch",

@@ -22,6 +22,20 @@ WRONG = {
     "ALGORITHM": ["all_reduce", "=ring", "all_reduce="],
     "CHUNK_BYTES": ["63", "-64", "1e6", "64.0", "٦٤", "2" * 30, "many"],
     "SHARED_MEMORY": ["off", "2", "true", " 0"],
+    "HOSTS": [
+        "0x4",
+        "4x",
+        "x4",
+        "2x4x1",
+        "2X4",
+        "3,,2",
+        "3,0",
+        "-1",
+        "3, 1",
+        "many",
+        f"{1 << 16}1x1",
+        "9" * 100,
+    ],
     "DEBUG": ["verbose", "DETAIL", "1"],
     "REPLACE": ["mpi", "gloo,mpi", "gloo nccl"],
     "HOOK": ["garbage", "yes"],
@@ -32,7 +46,6 @@ WRONG = {
     "CORES": ["0", "2", "nan"],
     "ISA": ["avx1024", "AVX2"],
     "NUM_THREADS": ["0", "65", "four", "1.0"],
-    "DEVICES": ["2", "yes"],
     "CUDA_AWARE": ["2", "yes"],
     "NVCOMP": ["perhaps", "1"],
     "TERMINAL": ["0", "wide"],
@@ -47,13 +60,13 @@ RIGHT = {
     ],
     "CHUNK_BYTES": [("64", 64), ("262144", 262144), ("", None)],
     "SHARED_MEMORY": [("0", False), ("1", True), ("", True)],
+    "HOSTS": [("2x4", (4, 4)), ("3,1,2", (3, 1, 2)), ("8", (8,)), ("", None)],
     "REPLACE": [("GLOO, nccl", {"gloo", "nccl"}), ("gloo", {"gloo"}), ("", set())],
     "SUMMARY": [("0", False), ("1", True), ("", None)],
     "TOP": [("0", False), ("1", True), ("", True), ("runs/0", "runs/0")],
     "BURST": [("0", 0.0), ("5e5", 5e5), ("", None)],
     "CORES": [("0.5", 0.5), ("1", 1.0)],
     "NUM_THREADS": [("64", 64)],
-    "DEVICES": [("0", False), ("", None)],
 }
 
 
@@ -114,7 +127,12 @@ def test_modules_of_the_package_read_variables_by_the_table():
     assert own.pop("variables.py") == {variables.PREFIX}
     assert own == {
         "lab/keeper.py": {variables.LAB_ID.name},
-        "plugin/__init__.py": {variables.PREFIX, variables.REPLACE.name, variables.HOOK.name},
+        "plugin/__init__.py": {
+            variables.PREFIX,
+            variables.REPLACE.name,
+            variables.HOOK.name,
+            variables.COMPARE.name,
+        },
     }
 
 
@@ -158,7 +176,7 @@ def test_a_command_warns_once_and_not_again_in_its_ranks():
 
 
 def test_a_program_that_imports_torch_is_warned_on_rank_0_alone():
-    """Which names no hybridcomp: the variable that would have changed it is spelt wrong."""
+    """Warn a program that does not name hybridcomp: the variable that would change it is spelt wrong."""
     done = mpiexec(3, "-c", HEAD + "say('on')\n", HYBRIDCOMP_HOKO="1", HYBRIDCOMP_POLICY="none")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "on\n" * 3

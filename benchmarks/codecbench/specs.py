@@ -1,13 +1,14 @@
 """Codecs to measure, their promises about errors, and the speeds that were asked for.
 
-A promise is checked before a speed is printed. A row of :data:`ENTRIES` is all that a new codec needs.
+A promise is checked before a speed is printed. A codec without a row here is measured with its defaults, and promises
+what its class says: every bit if it is lossless.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridcomp.codecs import Codec, get_codec
+from hybridcomp.codecs import Codec, get_codec, own_names
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Entry:
         return get_codec(self.spec)
 
 
-ENTRIES = [
+_ROWS = [
     Entry("none", "exact", Expect(exact=True)),
     Entry("lossless", "exact", Expect(exact=True)),
     Entry("mpc", "exact", Expect(exact=True)),
@@ -88,6 +89,15 @@ ENTRIES = [
     Entry("powersgd:rank=4", "low rank", Expect(l2=1.0), by_tensor=True),
     Entry("lattice:bits=8", "homomorphic", Expect(peak=1 / 253)),
     Entry("sketch", "homomorphic", Expect(exact=True)),
+]
+_THERE = {entry.codec().name for entry in _ROWS}
+ENTRIES = [
+    *_ROWS,
+    *(
+        Entry(name, "other", Expect(exact=get_codec(name).lossless))
+        for name in own_names()
+        if name not in _THERE
+    ),
 ]
 
 
@@ -145,10 +155,14 @@ LARGEST_FALL = 0.25
 
 
 def find(specs: list[str]) -> list[Entry]:
-    """Return the entries of these specs: those of :data:`ENTRIES`, and others without promises.
+    """Return the entries of these specs: those of :data:`ENTRIES`, and others.
 
     Raises:
         ValueError: a spec makes no codec.
     """
     known = {entry.codec().spec: entry for entry in ENTRIES}
-    return [known.get(get_codec(spec).spec, Entry(spec, "other", Expect())) for spec in specs]
+    codecs = [get_codec(spec) for spec in specs]
+    others = [
+        Entry(spec, "other", Expect(exact=codec.lossless)) for spec, codec in zip(specs, codecs, strict=True)
+    ]
+    return [known.get(codec.spec, other) for codec, other in zip(codecs, others, strict=True)]

@@ -33,6 +33,18 @@ def seconds(factor: float, bits: float) -> float:
     return factor * SIZE * bits / 32 * 8 / RATE
 
 
+def codec_seconds(nbytes: float, ranks: int, encode: float, decode: float, decode_add: float) -> float:
+    """Return the seconds in which a rank's core encodes and decodes for an all-reduce that is encoded once.
+
+    Args:
+        nbytes: bytes of a rank's array.
+        ranks: number of ranks, one a host.
+        encode, decode, decode_add: uncompressed bytes per second.
+    """
+    reduced = nbytes / encode + nbytes * (ranks - 1) / ranks / decode_add
+    return reduced + nbytes / ranks / encode + nbytes / decode
+
+
 def table() -> list[str]:
     """Return the table as lines of Markdown, in milliseconds."""
     p = RANKS

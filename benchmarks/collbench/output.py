@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shlex
-import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
-
-from hybridcomp.demo import machine
 
 HEADER = "\n".join(
     (
@@ -111,25 +105,17 @@ def layout() -> tuple[int, int, int]:
 
 
 def record(operation: str, args: argparse.Namespace, rows: list[Any], theirs: list[Any]) -> dict[str, Any]:
-    """Return the content of the JSON file; collective."""
+    """Return the content of the JSON file but where it comes from; collective."""
     ranks, hosts, ppn = layout()
     return {
         "operation": operation,
-        "command": shlex.join(["python", *sys.argv]),
         "ranks": ranks,
         "ranks_per_host": ppn,
         "hosts": hosts,
         "link": os.environ.get("HYBRIDCOMP_LAB_RATE", "this machine" if hosts == 1 else "this network"),
         "mpi": MPI.Get_library_version().splitlines()[0].strip(),
-        "machine": machine.facts(os.environ.get("HYBRIDCOMP_LAB_KIND", "none")),
         "dtype": args.dtype,
         "iterations": args.iters,
         "rows": [asdict(row) for row in rows],
         "peers": [asdict(row) for row in theirs],
     }
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hybridcomp.demo.machine import origins
+
 from . import plots
 from .figures import size_text
 from .matrix import Cell
@@ -136,6 +138,8 @@ def write(results: Records, path: Path, left_out: list[Cell]) -> None:
         "## What was wanted",
         "",
         *_wanted(records),
+        "",
+        _origins(records),
     ]
     operations = dict.fromkeys(record["operation"] for record in records if record["operation"] != "overlap")
     for operation in operations:
@@ -207,7 +211,17 @@ def _table(group: list[Record], link: str) -> list[str]:
         best = f"{any_row['best_peer']} {any_row['best_peer_seconds'] * 1e3:.2f}"
         figures = " | ".join(_figure(rows[codec]) if codec in rows else "" for codec in codecs)
         lines.append(f"| {hosts} x {ppn} | {size_text(size)} | {best} | {figures} |")
-    return lines
+    return [*lines, "", _origins(group)]
+
+
+def _origins(group: list[Record]) -> str:
+    """Say where the figures of a table come from, by layout and smallest size where its cells differ in that."""
+
+    def name(record: Record) -> str:
+        least = min(row["size"] for row in record["rows"])
+        return f"{record['hosts']} x {record['ranks_per_host']} from {size_text(least)} on"
+
+    return origins({name(record): record for record in group})
 
 
 def _figure(row: dict[str, Any]) -> str:
@@ -229,4 +243,4 @@ def _overlap(records: list[Record]) -> list[str]:
             what = f"{size_text(row['size'])} | `{row['name']}` | {times} | {row['hidden']:.2f} | {row['slowdown']:.1%}"
             where = f"{record['hosts']} x {record['ranks_per_host']} | {plots.link_text(record)}"
             lines.append(f"| {where} | {what} |")
-    return lines
+    return [*lines, "", _origins(records)]

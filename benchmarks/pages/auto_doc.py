@@ -6,7 +6,6 @@ python benchmarks/pages/auto_doc.py --check    # exit 1 if docs/auto.md and the 
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -14,7 +13,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from page import RESULTS, ROOT, rewrite
+from page import RESULTS, ROOT, origin, origins, read, rewrite
 
 from hybridcomp.style import PICTURE, SERIES
 
@@ -42,6 +41,7 @@ def table(records: dict[str, Row]) -> str:
         figures = f"{cell['of_best']:.2f} | {cell['alike']:.2f} | {cell['of_none']:.2f}"
         kib = cell["bytes"] // 1024
         lines.append(f"| {link} | {cell['op']} | {kib} | `{cell['auto']}` | `{cell['best']}` | {figures} |")
+    lines += ["", origins({LINKS[link]: record for link, record in records.items()})]
     return "\n" + "\n".join(lines) + "\n"
 
 
@@ -77,7 +77,7 @@ def change(record: Row) -> str:
     steps = noticed - record["change"]
     return (
         f"\nLinks that go from {record['rate']} to {record['to']} are noticed {steps} steps later (50 were allowed): "
-        f"*{record['jobs']['auto'][noticed]['reason']}*.\n"
+        f"*{record['jobs']['auto'][noticed]['reason']}*. {origin(record)}\n"
     )
 
 
@@ -102,8 +102,8 @@ def draw(record: Row) -> Figure:
 
 
 if __name__ == "__main__":
-    found = {link: json.loads((FOLDER / f"{link}.json").read_text()) for link in LINKS}
-    changed = json.loads((FOLDER / "change.json").read_text())
+    found = {link: read(FOLDER / f"{link}.json") for link in LINKS}
+    changed = read(FOLDER / "change.json")
     if "--check" not in sys.argv:
         with mpl.rc_context(PICTURE):
             draw_cells(found).savefig(FOLDER / "cells.png", dpi=144)

@@ -6,11 +6,10 @@ python benchmarks/pages/chaos_doc.py --check    # exit 1 if the page and the fil
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
-from page import RESULTS, ROOT, rewrite
+from page import ROOT, origin, result, rewrite
 
 PAGE = ROOT / "docs" / "failures.md"
 #: Groups of the faults that scenarios count, by how their names begin; a count in no group is not of a fault.
@@ -40,20 +39,20 @@ def group_of(fault: str) -> str | None:
     return next((group for group, starts in GROUPS.items() if fault.startswith(starts)), None)
 
 
-def written(result: dict[str, Any]) -> str:
+def written(found: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     faults: Counter[str] = Counter()
     sorts: dict[str, Counter[str]] = {group: Counter() for group in GROUPS}
-    for fault, count in result["faults"].items():
+    for fault, count in found["faults"].items():
         group = group_of(fault)
         if group is not None and NOT_POSSIBLE not in fault:
             faults[group] += count
             sorts[group][fault.partition(" in ")[0] if fault.startswith("SIG") else fault] += count
-    scenarios = sum(result["scenarios"].values())
+    scenarios = sum(found["scenarios"].values())
     lines = [
-        f"`make chaos` on {result['machine']}: {result['minutes']:.0f} minutes, seed {result['seed']}, {scenarios} "
-        f"scenarios, {result['operations']:,} operations, {len(result['findings'])} findings"
-        f"{': ' if result['findings'] else ''}{', '.join(f['scenario'] for f in result['findings'])}.",
+        f"`make chaos`: {found['minutes']:.0f} minutes, seed {found['seed']}, {scenarios} "
+        f"scenarios, {found['operations']:,} operations, {len(found['findings'])} findings"
+        f"{': ' if found['findings'] else ''}{', '.join(f['scenario'] for f in found['findings'])}.",
         "",
         "| faults | planted | of which |",
         "|---|---:|---|",
@@ -62,11 +61,13 @@ def written(result: dict[str, Any]) -> str:
             for group in GROUPS
         ),
         "",
+        origin(found),
+        "",
         "How operations and processes ended, on each rank: "
-        + ", ".join(f"{what} {count:,}" for what, count in result["outcomes"].items())
+        + ", ".join(f"{what} {count:,}" for what, count in found["outcomes"].items())
         + ".",
     ]
-    absent = [fault for fault in result["faults"] if NOT_POSSIBLE in fault]
+    absent = [fault for fault in found["faults"] if NOT_POSSIBLE in fault]
     if absent:
         lines += ["", f"Not tried: {', '.join(absent)}."]
     return "\n".join(lines)
@@ -74,7 +75,7 @@ def written(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """Rewrite or check the page."""
-    rewrite(PAGE, __file__, CHAOS=written(json.loads((RESULTS / "chaos.json").read_text())))
+    rewrite(PAGE, __file__, CHAOS=written(result("chaos.json")))
 
 
 if __name__ == "__main__":

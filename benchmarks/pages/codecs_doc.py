@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from page import RESULTS, ROOT, codec_records, rewrite
+from page import RESULTS, ROOT, codec_records, origin, origins, rewrite
 
 PAGE = ROOT / "docs" / "codecs.md"
 BUSY = 0.5  # cores that other programs used before a run; from there on speeds are not worth keeping
@@ -161,6 +161,7 @@ def made() -> str:
     records, sizes = codec_records(RESULTS), codec_records(RESULTS, "_sizes")
     first = records[0]
     judged = [row for record in records for row in record["asked"] if row["met"] is not None]
+    where = origins({f"on {record['machine']['kernels']}": record for record in records})
     peak = "largest error relative to the largest magnitude"
     blocks = [
         [
@@ -174,16 +175,20 @@ def made() -> str:
         ["![Error against bits per value](../benchmarks/results/codecs_error.png)"],
         ["![Speed against bits per value](../benchmarks/results/codecs_speed.png)"],
         speed_table(records, ours=True),
+        [where],
         ["Other packages in the same runs (to add, a peer decodes and adds):"],
         speed_table(records, ours=False),
+        [where],
         [f"Errors: relative L2 error, {peak}, and the bits per value where they depend on the data."],
         [f"*{key}*: {says}." for key, says in first["sets"].items()],
         error_table(records[-1]),
+        [origin(records[-1])],
         [
             f"Speeds that were asked for: {sum(not row['met'] for row in judged)} of {len(judged)} not met in these "
             "runs."
         ],
         asked_table(records),
+        [where],
         [
             "Other sizes and types: encode / decode_add as a ratio to memcpy of as many float32; **bold** where it is "
             f"lower by more than a quarter than at {sizes[0]['base']} float32. Small arrays are taken in turn, so that "
@@ -195,6 +200,7 @@ def made() -> str:
         blocks += [
             [f"Kernels for {machine['kernels']}; the load before this run was {machine['load']}:"],
             size_table(sized),
+            [origin(sized)],
             [
                 "Under three quarters of what was asked for at 16 Mi float32: "
                 + ("; ".join(below_asked(record["asked"], sized)) or "none")

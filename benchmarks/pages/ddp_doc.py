@@ -1,16 +1,15 @@
-"""Write the table of DDP steps in docs/performance.md from the result files of benchmarks/ddp.py, and their picture.
+"""Write the tables of DDP steps in docs/performance.md from the result files of benchmarks/ddp.py, and their picture.
 
-python benchmarks/pages/ddp_doc.py            # rewrite the page between its DDP markers, and draw results/ddp.png
+python benchmarks/pages/ddp_doc.py            # rewrite the page between their markers, and draw results/ddp.png
 python benchmarks/pages/ddp_doc.py --check    # exit 1 if the page and the files differ
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from page import RESULTS, ROOT, rewrite
+from page import RESULTS, ROOT, origins, read, rewrite
 
 from hybridcomp.style import SERIES
 
@@ -19,12 +18,12 @@ LINKS = {"200mbit": "200 Mb/s", "1gbit": "1 Gb/s", "none": "unshaped"}
 _COLOURS = {"local": SERIES[7], "peer": SERIES[1], "ours": SERIES[0]}
 
 
-def records() -> dict[str, dict[str, Any]]:
-    """Read the result files, by link."""
+def records(hosts: str = "4hosts") -> dict[str, dict[str, Any]]:
+    """Read the result files of hosts, by link."""
     return {
-        title: json.loads(path.read_text())
+        title: read(path)
         for link, title in LINKS.items()
-        if (path := RESULTS / f"ddp_{link}_4hosts.json").exists()
+        if (path := RESULTS / f"ddp_{link}_{hosts}.json").exists()
     }
 
 
@@ -46,10 +45,27 @@ def table(found: dict[str, dict[str, Any]]) -> str:
                 f"| {row['link_bytes'] / 1e6:.1f} MB | {fraction} | {row['cores']:.2f} "
                 f"| {row['relative_error']:.1e} |"
             )
-    machine = next(iter(found.values()))["machine"]["processor"]
-    return "\n".join(
-        [f"4 hosts of the lab on 2 cores ({machine}), all in turn in one run a link:", "", *lines]
-    )
+    said = "4 hosts of the lab on 2 cores, all in turn in one run a link:"
+    return "\n".join([said, "", *lines, "", origins(found)])
+
+
+def table_of_hosts(found: dict[str, dict[str, Any]]) -> str:
+    """Return the table of hosts of several ranks, with the speed of each way over uncompressed gloo's."""
+    lines = ["| link | step | time (ms) | times gloo's speed | bytes per host |", "|---|---|---|---|---|"]
+    for title, record in found.items():
+        gloo = next(row["seconds"] for row in record["rows"] if row["name"] == "gloo")
+        for row in record["rows"]:
+            if "hook, rank" in row["name"]:
+                continue
+            codec, over, _ = row["name"].partition(" over gloo")
+            mine = f"hook{over or ' over the backend'}, `{codec}`"
+            name = mine if row["kind"] == "ours" else row["name"]
+            lines.append(
+                f"| {title} | {name} | {row['seconds'] * 1e3:.0f} | {gloo / row['seconds']:.2f} "
+                f"| {row['link_bytes'] / 1e6:.1f} MB |"
+            )
+    said = "8 ranks of the lab share 2 cores; in turn in one run a link:"
+    return "\n".join([said, "", *lines, "", origins(found)])
 
 
 def draw(found: dict[str, dict[str, Any]], path: Path) -> None:
@@ -75,7 +91,7 @@ def draw(found: dict[str, dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     found = records()
-    rewrite(PAGE, __file__, DDP=table(found))
+    rewrite(PAGE, __file__, DDP=table(found), HOSTS=table_of_hosts(records("2x4")))
     draw(found, RESULTS / "ddp.png")
 
 

@@ -6,10 +6,9 @@ python benchmarks/pages/exact_doc.py --check    # exit 1 if the page and the fil
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from page import RESULTS, ROOT, rewrite
+from page import ROOT, origins, result, rewrite
 
 LINKS = {"200mbit": "200 Mb/s", "1gbit": "1 Gb/s", "none": "unshaped"}
 OPERATIONS = {"allreduce": "all-reduce", "sendrecv": "send to the next rank"}
@@ -27,14 +26,14 @@ def records() -> dict[tuple[str, str, str], dict[str, Any]]:
     for operation in OPERATIONS:
         for dtype in TYPES:
             for link in LINKS:
-                path = RESULTS / "exact" / f"{operation}_{dtype}_{link}_4hosts.json"
-                record = json.loads(path.read_text())
+                path = f"exact/{operation}_{dtype}_{link}_4hosts.json"
+                record = result(path)
                 errors = {(row["size"], row["codec"]): row["relative_error"] for row in record["rows"]}
                 for row in record["rows"]:
                     if row["identical"] is False:
-                        raise ValueError(f"{path.name}: ranks differ: {row}")
+                        raise ValueError(f"{path}: ranks differ: {row}")
                     if row["codec"] == "exponent" and row["relative_error"] != errors[row["size"], "none"]:
-                        raise ValueError(f"{path.name}: not exact: {row}")
+                        raise ValueError(f"{path}: not exact: {row}")
                 found[operation, dtype, link] = record
     return found
 
@@ -72,14 +71,11 @@ def table(found: dict[tuple[str, str, str], dict[str, Any]]) -> list[str]:
 def main() -> None:
     """Rewrite or check the page."""
     found = records()
-    processors = sorted({record["machine"]["processor"] for record in found.values()})
-    made = "\n".join(
-        [
-            f"Times in milliseconds, Gaussian values, four ranks on four hosts ({'; '.join(processors)}):",
-            "",
-            *table(found),
-        ]
-    )
+    where = {
+        f"{OPERATIONS[what]} of {dtype} at {LINKS[link]}": one for (what, dtype, link), one in found.items()
+    }
+    said = "Times in milliseconds, Gaussian values, four ranks on four hosts:"
+    made = "\n".join([said, "", *table(found), "", origins(where)])
     rewrite(ROOT / "docs" / "performance.md", __file__, EXACT=made)
 
 

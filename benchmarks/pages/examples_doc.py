@@ -6,10 +6,9 @@ python benchmarks/pages/examples_doc.py --check    # exit 1 if the page and the 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from page import RESULTS, ROOT, rewrite
+from page import ROOT, origin, result, rewrite
 
 
 def lines(record: dict[str, Any]) -> list[str]:
@@ -29,14 +28,15 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Rewrite or check the page."""
-    record = json.loads((RESULTS / "examples.json").read_text())
-    machine = record["machine"]
+    record = result("examples.json")
     made = "\n".join(
         [
-            f"The programs on {record['hosts']} hosts at {record['rate']} (`make bench-examples`; "
-            f"{machine['processor']}), tokens or samples per second, the loss after their few steps, policy `hybrid`:",
+            f"The programs on {record['hosts']} hosts at {record['rate']} (`make bench-examples`), tokens or samples "
+            "per second, the loss after their few steps, policy `hybrid`:",
             "",
             *lines(record),
+            "",
+            origin(record),
         ]
     )
     rewrite(ROOT / "docs" / "torch.md", __file__, EXAMPLES=made)

@@ -6,12 +6,11 @@ python benchmarks/pages/gpu_table.py benchmarks/results            # of every GP
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from page import RESULTS, ROOT, rewrite
+from page import RESULTS, ROOT, origin, origins, read, rewrite
 
 OPERATIONS = ("encode", "decode", "decode_add")
 Row = dict[str, Any]
@@ -48,10 +47,43 @@ def table(record: Row, size: str) -> list[str]:
             bits = f"{row['bits']:.2f}" if "bits" in row else ""
             cells = " | ".join(f"{row[op]['gb_s']:.0f}" for op in ("encode", "decode"))
             text.append(f"| {row['name']} | {bits} | {cells} | |")
-    return [*text, ""]
+    return [*text, "", origin(record), ""]
 
 
-def page(record: Row, ranks: Row | None) -> str:
+def bucket_table(records: list[Row]) -> list[str]:
+    """Return the table of buckets of the DDP hook, and of an all-reduce through MPI, on ranks that share the GPU."""
+    columns = (
+        "total",
+        "waiting",
+        "messages",
+        "starting",
+        "host_copies",
+        "python",
+        "processor",
+        "alone",
+        "copies",
+    )
+    text = [
+        "",
+        "A bucket of the DDP hook, and an all-reduce through MPI, on ranks that share the GPU; in ms "
+        "(`benchmarks/gpu_bucket.py` says what the columns are):",
+        "",
+        f"| | ranks | {' | '.join(columns).replace('_', ' ')} |",
+        f"|---|{'---:|' * (1 + len(columns))}",
+    ]
+    for record in records:
+        for what in ("buckets", "all_reduce"):
+            for row in record[what]:
+                name = "bucket" if what == "buckets" else "all-reduce"
+                form = f", `{row['feedback']}`" if row.get("feedback") else ""
+                cells = " | ".join(f"{row[column]:.2f}" if column in row else "" for column in columns)
+                text.append(
+                    f"| {name} of {row['bytes'] >> 20} MiB, `{row['codec']}`{form} | {record['ranks']} | {cells} |"
+                )
+    return text
+
+
+def page(record: Row, ranks: Row | None, buckets: list[Row]) -> str:
     """Return the whole page."""
     about = dict(record["device"])
     name, count = about.pop("name"), about.pop("multiprocessors")
@@ -72,6 +104,7 @@ def page(record: Row, ranks: Row | None) -> str:
             f"| `{one['name']}` | {one['size']} | {one['operation']} | {one['asked']:g} {one['of']} "
             f"| {one['measured']:.2f} | {met} |"
         )
+    text += ["", origin(record)]
     if ranks is not None:
         text += ["", f"{ranks['ranks']} ranks share the GPU:", "", "| | ms | | bits |", "|---|---:|---:|---|"]
         for row in ranks["all_reduce"]:
@@ -81,6 +114,9 @@ def page(record: Row, ranks: Row | None) -> str:
             text.append(
                 ranks_line(f"{row['steps']} steps, `{row['policy']}`", row, f"loss {row['loss']:.4f}")
             )
+        text += ["", origin(ranks)]
+    if buckets:
+        text += [*bucket_table(buckets), "", origins({f"{one['ranks']} ranks": one for one in buckets})]
     return "\n".join(text) + "\n"
 
 
@@ -92,8 +128,9 @@ def ranks_line(what: str, row: Row, found: str) -> str:
 def write(folder: Path) -> Row:
     """Write the page of one GPU's results, and return the record that it shows."""
     ranks = folder / "gpu_ranks.json"
-    record: Row = json.loads((folder / "gpu.json").read_text())
-    found = page(record, json.loads(ranks.read_text()) if ranks.exists() else None)
+    record: Row = read(folder / "gpu.json")
+    buckets = [read(path) for path in sorted(folder.glob("gpu_bucket_*.json"))]
+    found = page(record, read(ranks) if ranks.exists() else None, buckets)
     if "--check" not in sys.argv[2:]:
         (folder / "gpu.md").write_text(found)
         print(found)

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for what benchmarks share
+from collbench.limits import codec_seconds
+from resultfile import read
+
+from hybridcomp.demo.machine import origin, origins
+
+__all__ = [
+    "ISAS",
+    "RESULTS",
+    "ROOT",
+    "codec_records",
+    "codec_seconds",
+    "origin",
+    "origins",
+    "put",
+    "read",
+    "result",
+    "rewrite",
+]
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -24,12 +42,17 @@ def codec_records(folder: Path, end: str = "") -> list[dict[str, Any]]:
         FileNotFoundError: there is no such file.
     """
     paths = [folder / "codecs" / f"{isa}{end}.json" for isa in ISAS]
-    records = [json.loads(path.read_text()) for path in paths if path.exists()]
+    records = [read(path) for path in paths if path.exists()]
     if not records:
         raise FileNotFoundError(
             f"none of {', '.join(map(str, paths))} is there: make bench-codecs writes one"
         )
     return records
+
+
+def result(name: str) -> dict[str, Any]:
+    """Read a file of results by its path in their folder."""
+    return read(RESULTS / name)
 
 
 def rewrite(path: Path, script: str, **parts: str) -> None:

@@ -6,10 +6,9 @@ python benchmarks/pages/plan_doc.py --check    # exit 1 if docs/plan.md and the 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from page import RESULTS, ROOT, rewrite
+from page import ROOT, origin, result, rewrite
 
 Row = dict[str, Any]
 ENOUGH = 1.05  # times the fastest
@@ -84,16 +83,14 @@ def placed(cases: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    found, choices, sizes = (
-        json.loads((RESULTS / "planner" / f"{name}.json").read_text())
-        for name in ("steps", "choices", "scaled")
+    found, choices, sizes, hosts = (
+        result(f"planner/{name}.json") for name in ("steps", "choices", "scaled", "placement")
     )
-    hosts = json.loads((RESULTS / "planner" / "placement.json").read_text())["cases"]
     rewrite(
         ROOT / "docs" / "plan.md",
         __file__,
-        STEPS=made(found),
-        CHOICES=chosen(choices),
-        SCALED=scaled(sizes),
-        PLACED=placed(hosts),
+        STEPS=f"{made(found)}\n{origin(found)}\n",
+        CHOICES=f"{chosen(choices['rows'])}\n{origin(choices)}\n",
+        SCALED=f"{scaled(sizes['rows'])}\n{origin(sizes)}\n",
+        PLACED=f"{placed(hosts['cases'])}\n{origin(hosts)}\n",
     )

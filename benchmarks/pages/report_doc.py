@@ -6,14 +6,13 @@ python benchmarks/pages/report_doc.py --check    # exit 1 if docs/observing.md a
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from page import RESULTS, ROOT, rewrite
+from page import RESULTS, ROOT, origins, read, rewrite
 
 from hybridcomp.breakdown.page import COLOURS
 from hybridcomp.breakdown.split import KINDS
@@ -77,11 +76,12 @@ def draw(records: dict[str, Row]) -> Figure:
 
 def main() -> None:
     """Write both."""
-    records = {policy: json.loads((FOLDER / f"{policy}.json").read_text())[0] for policy in POLICIES}
+    files = {policy: read(FOLDER / f"{policy}.json") for policy in POLICIES}
+    records = {policy: found["rows"][0] for policy, found in files.items()}
     if "--check" not in sys.argv[1:]:
         with mpl.rc_context(PICTURE):
             draw(records).savefig(FOLDER / "split.png")
-    rewrite(PAGE, __file__, REPORT=table(records))
+    rewrite(PAGE, __file__, REPORT=f"{table(records)}\n{origins(files)}\n")
 
 
 if __name__ == "__main__":

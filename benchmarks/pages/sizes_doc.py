@@ -6,10 +6,9 @@ python benchmarks/pages/sizes_doc.py --check    # exit 1 if the page and the fil
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from page import RESULTS, ROOT, rewrite
+from page import ROOT, origins, result, rewrite
 
 PLACES = {
     "1gbit_4hosts": "1 Gb/s, 4 hosts",
@@ -53,18 +52,18 @@ def table(records: dict[str, dict[str, Any]], value: str, digits: int) -> str:
 
 def main() -> None:
     """Rewrite or check the page."""
-    records = {name: json.loads((RESULTS / f"sizes/{name}.json").read_text()) for name in PLACES}
-    processors = sorted({record["machine"]["processor"] for record in records.values()})
+    records = {name: result(f"sizes/{name}.json") for name in PLACES}
+    where = origins({PLACES[name]: record for name, record in records.items()})
     for record in records.values():
         for row in record["rows"]:
             row["core_ms"] = row["cores"] * row["seconds"] * 1e3
             if not row["identical"]:
                 raise ValueError(f"ranks differ: {row}")
     made = (
-        f"Times the speed of the best of MPICH's own and gloo ({'; '.join(processors)}):\n\n"
-        f"{table(records, 'speedup', 2)}\n\n"
+        "Times the speed of the best of MPICH's own and gloo:\n\n"
+        f"{table(records, 'speedup', 2)}\n\n{where}\n\n"
         "Processor time of all ranks together for one operation, in milliseconds:\n\n"
-        f"{table(records, 'core_ms', 2)}"
+        f"{table(records, 'core_ms', 2)}\n\n{where}"
     )
     rewrite(ROOT / "docs" / "performance.md", __file__, SIZES=made)
 

@@ -6,13 +6,12 @@ python benchmarks/pages/sparse_doc.py --check    # exit 1 if the page and the fi
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from page import RESULTS, ROOT, rewrite
+from page import RESULTS, ROOT, origins, result, rewrite
 
 from hybridcomp.style import SERIES
 
@@ -48,7 +47,7 @@ def read(kind: str) -> dict[tuple[str, int], Record]:
     found = {}
     for link in LINKS:
         for hosts in HOSTS:
-            record = json.loads((RESULTS / "sparse" / f"{kind}_{link}_{hosts}hosts.json").read_text())
+            record = result(f"sparse/{kind}_{link}_{hosts}hosts.json")
             for row in record["rows"]:
                 if not row["identical"]:
                     raise ValueError(f"ranks differ: {row}")
@@ -75,6 +74,11 @@ def table(records: dict[tuple[str, int], Record]) -> list[str]:
                 f"| {LINKS[link]}, {hosts} | {density:.1%} | {best * 1e3:.1f} | {' | '.join(cells)} |"
             )
     return lines
+
+
+def named(records: dict[tuple[str, int], Record]) -> dict[str, Record]:
+    """Return the records by what the table calls them."""
+    return {f"{LINKS[link]}, {hosts}": record for (link, hosts), record in records.items()}
 
 
 def errors(records: dict[tuple[str, int], Record]) -> str:
@@ -135,15 +139,16 @@ def main() -> None:
     sums, steps = read("sums"), read("step")
     if "--check" not in sys.argv[1:]:
         draw(sums)
-    processors = sorted({record["machine"]["processor"] for record in (*sums.values(), *steps.values())})
     size = next(iter(sums.values()))["rows"][0]["size"]
     length = next(iter(steps.values()))["rows"][0]["size"]
     made = [
-        f"A sum of {size >> 20} MiB of float32, each rank's values at random places of its own "
-        f"({'; '.join(processors)}): milliseconds, in brackets times the speed of the best of MPICH and gloo, which "
-        "sum all as it is, and the wire's bytes beside those of `none`.",
+        f"A sum of {size >> 20} MiB of float32, each rank's values at random places of its own: milliseconds, in "
+        "brackets times the speed of the best of MPICH and gloo, which sum all as it is, and the wire's bytes beside "
+        "those of `none`.",
         "",
         *table(sums),
+        "",
+        origins(named(sums)),
         "",
         "![Time of a sum over density](../benchmarks/results/sparse/sums.png)",
         "",
@@ -153,6 +158,8 @@ def main() -> None:
         f"a threshold, and a sum of {length >> 20} MiB at that density:",
         "",
         *table(steps),
+        "",
+        origins(named(steps)),
         "",
         claim("step", steps),
     ]

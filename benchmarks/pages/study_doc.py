@@ -6,12 +6,11 @@ python benchmarks/pages/study_doc.py --check    # exit 1 if the page and the fil
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-from page import RESULTS, ROOT, put
+from page import RESULTS, ROOT, origin, origins, put, result
 
 PAGE = ROOT / "docs" / "study.md"
 MARK = re.compile(r"(<!-- BEGIN (\S+) -->\n).*?(<!-- END \2 -->)", re.S)
@@ -23,8 +22,7 @@ def report(name: str) -> str:
     text = (folder / "report.md").read_text(encoding="utf-8")
     pictures = sorted(path.name for path in folder.glob("*.png"))
     shown = "\n\n".join(f"![{Path(one).stem}](../benchmarks/results/{name}/{one})" for one in pictures)
-    machine = json.loads((folder / "results.json").read_text())["machine"]["processor"]
-    return f"{shown}\n\n{text}\nMeasured on: {machine}.\n"
+    return f"{shown}\n\n{text}\n{origin(result(f'{name}/results.json'))}\n"
 
 
 def losses(name: str) -> str:
@@ -32,12 +30,17 @@ def losses(name: str) -> str:
     text = (RESULTS / name / "report.md").read_text(encoding="utf-8")
     about_losses, _, _ = text.partition("**Speed")
     shown = [line for line in text.splitlines() if line.startswith("- ") and " faster " not in line]
-    return f"![loss](../benchmarks/results/{name}/loss.png)\n\n{about_losses}" + "\n".join(shown) + "\n"
+    where = origin(result(f"{name}/results.json"))
+    return (
+        f"![loss](../benchmarks/results/{name}/loss.png)\n\n{about_losses}"
+        + "\n".join([*shown, "", where])
+        + "\n"
+    )
 
 
 def pipelines(_: str) -> str:
     """Return the table of pipelines' steps by micro-batches."""
-    values = _load("schedules/pipelines.json")
+    values = result("schedules/pipelines.json")
     lines = [
         "| micro-batches | schedule | step (ms) | limit (ms) | step over 2BW's | that of the limits "
         "| weight versions | stashes by rank | weights off |",
@@ -51,7 +54,7 @@ def pipelines(_: str) -> str:
             f"| {row['limit_seconds'] / base['limit_seconds']:.3f} | {max(row['weight_versions'])} "
             f"| {', '.join(map(str, row['stashes']))} | {row['weights_off']:.1g} |"
         )
-    return "\n".join(lines) + "\n"
+    return _with_origin(lines, values)
 
 
 def _key(row: dict[str, Any]) -> tuple[str, int]:
@@ -66,8 +69,8 @@ def cyclic(_: str) -> str:
         "| bytes a parameter |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for hosts in (2, 4, 8):
-        values = _load(f"schedules/cyclic_{hosts}hosts.json")
+    files = {hosts: result(f"schedules/cyclic_{hosts}hosts.json") for hosts in (2, 4, 8)}
+    for hosts, values in files.items():
         base = values["rows"][0]
         lines += [
             f"| {hosts} | {row['schedule']} | {row['activations']} | {row['activations_rule']} "
@@ -76,12 +79,13 @@ def cyclic(_: str) -> str:
             f"| {row['bytes_per_step'] / 1e6:.2f} | {row['state_per_parameter']:.1f} |"
             for row in values["rows"]
         ]
+    lines += ["", origins({f"N = {hosts}": values for hosts, values in files.items()})]
     return "\n".join(lines) + "\n"
 
 
 def techniques(name: str) -> str:
     """Return the table of steps with each technique of Optimus-CC, and without it."""
-    values = _load(f"{name}.json")
+    values = result(f"{name}.json")
     lines = [
         "| technique | variant | step (ms) | exposed (ms) | MB a step | last loss |",
         "|---|---|---:|---:|---|---:|",
@@ -92,12 +96,12 @@ def techniques(name: str) -> str:
             f"| {row['technique']} | {row['variant']} | {row['step'] * 1e3:.0f} | {row['exposed'] * 1e3:.0f} "
             f"| {sent} | {row['loss']:.4f} |"
         )
-    return "\n".join(lines) + "\n"
+    return _with_origin(lines, values)
 
 
 def dlrm(_: str) -> str:
     """Return the table of a recommendation model's speeds and AUC by how its rows travel."""
-    values = _load("dlrm.json")
+    values = result("dlrm.json")
     lines = [
         "| links | rows | samples/s | times gloo | ratio | AUC | to uncompressed | farthest |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
@@ -110,12 +114,12 @@ def dlrm(_: str) -> str:
             f"| {row['samples_per_second'] / gloo[row['rate']]:.2f} | {ratio} | {row['auc']:.5f} "
             f"| {row['auc_difference']:+.5f} | {row['auc_farthest']:.5f} |"
         )
-    return _with_machine(lines, values)
+    return _with_origin(lines, values)
 
 
 def time_to_loss(_: str) -> str:
     """Return the table of seconds until a loss, with a rule that adapts and by static ratios."""
-    values = _load("adapt/time_to_loss.json")
+    values = result("adapt/time_to_loss.json")
     lines = [
         "| links | variant | to the loss, s | over the best static ratio's | all steps, s | last loss | MB sent |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -137,17 +141,13 @@ def time_to_loss(_: str) -> str:
     machine = values["machine"]["processor"]
     # A rate may have been measured later, on another machine.
     used = {row["rate"]: ", ".join(row.get("processors", [machine])) for row in values["rows"]}
-    if len(set(used.values())) > 1:
-        machine = "; ".join(
-            f"{', '.join(rate for rate in used if used[rate] == name)}: {name}"
-            for name in dict.fromkeys(used.values())
-        )
-    return _measured_on([picture, "", *lines], machine)
+    files = {rate: {**values, "machine": {"processor": name}} for rate, name in used.items()}
+    return "\n".join([picture, "", *lines, "", origins(files), ""])
 
 
 def fsdp_loss(_: str) -> str:
     """Return the table of losses under FSDP2 by the form of error feedback."""
-    values = _load("fsdp_loss.json")
+    values = result("fsdp_loss.json")
     lines = [
         "| gradients under FSDP2 | loss | spread over the seeds | to gloo |",
         "|---|---:|---:|---|",
@@ -157,19 +157,11 @@ def fsdp_loss(_: str) -> str:
         f"| {row['gap']:+.4f} ({row['least_gap']:+.4f} to {row['largest_gap']:+.4f}) |"
         for row in values["rows"]
     ]
-    return _with_machine(lines, values)
+    return _with_origin(lines, values)
 
 
-def _with_machine(lines: list[str], values: dict[str, Any]) -> str:
-    return _measured_on(lines, values["machine"]["processor"])
-
-
-def _measured_on(lines: list[str], processor: str) -> str:
-    return "\n".join([*lines, "", f"Measured on: {processor}.", ""])
-
-
-def _load(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+def _with_origin(lines: list[str], values: dict[str, Any]) -> str:
+    return "\n".join([*lines, "", origin(values), ""])
 
 
 WRITERS = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from resultfile import commits, read, write
 
 from stepmodel.cells import Cell
 from stepmodel.comparing import Row, cluster_of, predicted
@@ -53,7 +54,7 @@ CASES = _cells()
 
 def choose(out: Path, overheads: dict[str, float], say: Callable[[str], None] = print) -> None:
     """Predict all layouts of each job, and write the chosen and the fastest one to choices.json."""
-    rows: dict[str, Row] = {row["name"]: row for row in json.loads((out / "chosen.json").read_text())}
+    rows: dict[str, Row] = {row["name"]: row for row in read(out / "chosen.json")["rows"]}
     cases = []
     for case, cells in CASES.items():
         layouts = [rows[cell.name] for cell in cells]
@@ -74,4 +75,4 @@ def choose(out: Path, overheads: dict[str, float], say: Callable[[str], None] = 
         say(f"{cases[-1]['of_fastest']:5.2f} of the fastest: {case}: {cases[-1]['chosen']}")
     good = sum(case["of_fastest"] <= ENOUGH for case in cases)
     say(f"{good} of {len(cases)} within {ENOUGH - 1:.0%}")
-    (out / "choices.json").write_text(json.dumps(cases, indent=1) + "\n")
+    write(out / "choices.json", {"commit": commits(rows.values()), "rows": cases}, "namespaces")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from resultfile import commits, read, write
 
 from hybridcomp import style
 from hybridcomp.perfmodel.fitting import errors
@@ -96,8 +96,8 @@ def summed(rows: Sequence[Row], key: str) -> dict[str, float]:
 
 def compare(out: Path, say: Callable[[str], None] = print) -> None:
     """Predict all measured trainings, and write steps.json and steps.png."""
-    rows: list[Row] = json.loads((out / "measured.json").read_text())
-    fitted: list[Row] = json.loads((out / "fitted.json").read_text())
+    rows: list[Row] = read(out / "measured.json")["rows"]
+    fitted: list[Row] = read(out / "fitted.json")["rows"]
     overheads = fit(fitted, out)
     say(f"fitted to {len(fitted)} trainings: {overheads}")
     for row in (*fitted, *rows):
@@ -120,8 +120,14 @@ def compare(out: Path, say: Callable[[str], None] = print) -> None:
         for key in ("predicted", "unsynchronised"):
             say(f"  {key}: " + ", ".join(f"{name} {value:.3g}" for name, value in summed(of, key).items()))
     figures = {key: summed(rows, key) for key in ("predicted", "unsynchronised")}
-    record = {"overheads": overheads, "figures": figures, "fitted": fitted, "unseen": rows}
-    (out / "steps.json").write_text(json.dumps(record, indent=1) + "\n")
+    record = {
+        "commit": commits((*fitted, *rows)),
+        "overheads": overheads,
+        "figures": figures,
+        "fitted": fitted,
+        "unseen": rows,
+    }
+    write(out / "steps.json", record, "namespaces")
     draw(rows, out / "steps.png")
 
 

@@ -6,12 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from hybridcomp.breakdown.reading import MESSAGES, Operation, RankTrace
+from hybridcomp.breakdown.reading import MESSAGES, RankTrace, TracedOperation
 
 _FROM_ROOT = ("broadcast", "scatter")
 _TO_ROOT = ("reduce", "gather")
 
-Pair = tuple[int, Operation, int, Operation]  # rank and operation of the sender, and of the receiver
+Pair = tuple[
+    int, TracedOperation, int, TracedOperation
+]  # rank and operation of the sender, and of the receiver
 
 
 class Matches:
@@ -29,9 +31,9 @@ class Matches:
         self._groups: Mapping[str, tuple[int, ...]] = {
             key: group for one in ranks for key, group in one.groups.items()
         }
-        self.collectives: dict[tuple[str, int], dict[int, Operation]] = defaultdict(dict)
-        sends: dict[tuple[str, int, int, int], list[Operation]] = defaultdict(list)
-        receives: dict[tuple[str, int, int, int], list[Operation]] = defaultdict(list)
+        self.collectives: dict[tuple[str, int], dict[int, TracedOperation]] = defaultdict(dict)
+        sends: dict[tuple[str, int, int, int], list[TracedOperation]] = defaultdict(list)
+        receives: dict[tuple[str, int, int, int], list[TracedOperation]] = defaultdict(list)
         for one in ranks:
             for operation in one.operations:
                 comm = operation.comm
@@ -78,12 +80,12 @@ class Matches:
             yield source, sent.began, target, received.ended
 
 
-def _numbered(operations: list[Operation]) -> list[Operation]:
+def _numbered(operations: list[TracedOperation]) -> list[TracedOperation]:
     return sorted(operations, key=lambda o: o.n)
 
 
 def _needs(
-    rank: int, operation: Operation, of_rank: Mapping[int, Operation], group: Sequence[int]
+    rank: int, operation: TracedOperation, of_rank: Mapping[int, TracedOperation], group: Sequence[int]
 ) -> list[int]:
     """Return the ranks of the job from which a rank needs something in a collective."""
     others = [r for r in of_rank if r != rank]

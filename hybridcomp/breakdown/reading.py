@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp import trace, variables
-from hybridcomp.breakdown.intervals import Interval
 from hybridcomp.errors import ConfigError
+from hybridcomp.intervals import Interval
 
 MESSAGES = ("send", "recv")
 _SHOWN = 6  # ranks that a message names
 
 
 @dataclass
-class Operation:
+class TracedOperation:
     """An operation of one rank. Times are seconds since the first rank's trace began.
 
     Attributes:
@@ -88,7 +88,7 @@ class RankTrace:
     host: str
     clock: str
     groups: Mapping[str, tuple[int, ...]]
-    operations: list[Operation]
+    operations: list[TracedOperation]
     waits: list[Wait]
     steps: Mapping[str, list[Interval]]
     lost: int
@@ -175,7 +175,7 @@ def _check_one_run(ranks: Sequence[RankTrace]) -> None:
 
 
 def _rank_trace(path: Path, about: Mapping[str, Any], events: list[trace.Event], late: float) -> RankTrace:
-    operations: list[Operation] = []
+    operations: list[TracedOperation] = []
     waits: list[Wait] = []
     steps: dict[str, list[Interval]] = {}
     for category, began, ended, event in _spans(events, late):
@@ -219,11 +219,13 @@ def _spans(events: list[trace.Event], late: float) -> Iterator[tuple[str, float,
             yield str(event.get("cat")), began, began + seconds / 1e6, event
 
 
-def _operation(op: str, began: float, ended: float, args: Mapping[str, Any]) -> Operation:
+def _operation(op: str, began: float, ended: float, args: Mapping[str, Any]) -> TracedOperation:
     for name in ("codec", "why", "bytes", "uncompressed_bytes", "wire_bytes"):
         args[name]
+    if not isinstance(args.get("calls", 1), int):
+        raise TypeError(f"an operation that carries {args['calls']!r} calls")
     peer, root = args.get("peer"), args.get("root")
-    return Operation(
+    return TracedOperation(
         str(args["axis"]),
         op,
         began,

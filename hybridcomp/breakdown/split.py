@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hybridcomp import trace
-from hybridcomp.breakdown.intervals import (
+from hybridcomp.breakdown.matching import Matches, clock_offsets
+from hybridcomp.breakdown.reading import (
+    MESSAGES,
+    RankTrace,
+    TracedOperation,
+    Wait,
+    check_complete,
+    read,
+)
+from hybridcomp.errors import ConfigError
+from hybridcomp.intervals import (
     Interval,
     Intervals,
     difference,
@@ -17,16 +27,6 @@ from hybridcomp.breakdown.intervals import (
     length,
     union,
 )
-from hybridcomp.breakdown.matching import Matches, clock_offsets
-from hybridcomp.breakdown.reading import (
-    MESSAGES,
-    Operation,
-    RankTrace,
-    Wait,
-    check_complete,
-    read,
-)
-from hybridcomp.errors import ConfigError
 
 KINDS = ("encode", "wire", "decode", "waiting")
 WARMUP = 3  # steps: allocations, caches, first connections
@@ -156,6 +156,11 @@ def has_steps(ranks: Iterable[RankTrace]) -> bool:
     return any(one.steps for one in ranks)
 
 
+def has_waits(ranks: Iterable[RankTrace]) -> bool:
+    """Tell whether it is known for what a rank waited: of operations of the backend hybridcomp."""
+    return any(o.comm is not None for one in ranks for o in one.operations)
+
+
 def split(
     folder: Path,
     ranks: list[RankTrace],
@@ -178,11 +183,6 @@ def split(
     by = next((by for by in trace.STEPS_BY if all(one.steps.get(by) for one in ranks)), None)
     if by is None:
         raise ConfigError(f"{folder}: the traces of some ranks have no step: {NO_STEPS}")
-    if not any(o.comm is not None for one in ranks for o in one.operations):
-        raise ConfigError(
-            f"{folder}: no operation of these traces went over the backend hybridcomp; over gloo or NCCL, and of "
-            "earlier versions, it is not known for what a rank waited"
-        )
     Matches(ranks).find_waits()
     count = min(len(one.steps[by]) for one in ranks)
     skipped = min(warmup, count - 1)
@@ -198,7 +198,7 @@ class _Rank:
     def __init__(self, one: RankTrace) -> None:
         self._rank = one.rank
         self._operations = one.operations
-        self._found: dict[tuple[str | None, int, bool], Operation] = {
+        self._found: dict[tuple[str | None, int, bool], TracedOperation] = {
             (o.comm, o.n, o.op in MESSAGES): o for o in one.operations if o.comm is not None
         }
         self._waits = one.waits
@@ -206,7 +206,7 @@ class _Rank:
     def split(self, steps: Sequence[Interval], *, first: int) -> list[RankStep]:
         """Return the split steps; the given ones must be sorted and must not overlap."""
         began, ended = [s[0] for s in steps], [s[1] for s in steps]
-        operations: list[list[Operation]] = [[] for _ in steps]
+        operations: list[list[TracedOperation]] = [[] for _ in steps]
         for o in self._operations:
             for at in range(bisect_right(ended, o.began), bisect_left(began, o.ended)):
                 operations[at].append(o)
@@ -216,7 +216,9 @@ class _Rank:
                 waits[at].append(w)
         return [self._one(first + at, step, operations[at], waits[at]) for at, step in enumerate(steps)]
 
-    def _one(self, number: int, step: Interval, operations: list[Operation], waits: list[Wait]) -> RankStep:
+    def _one(
+        self, number: int, step: Interval, operations: list[TracedOperation], waits: list[Wait]
+    ) -> RankStep:
         whole = [step]
         blocked, waited = self._blocked(step, operations, waits)
         encoding = intersection(union(i for o in operations for i in o.encodes), whole)
@@ -248,7 +250,7 @@ class _Rank:
         )
 
     def _blocked(
-        self, step: Interval, operations: list[Operation], waits: list[Wait]
+        self, step: Interval, operations: list[TracedOperation], waits: list[Wait]
     ) -> tuple[dict[str, Intervals], dict[str, Intervals]]:
         """Return, by axis, when the program was in operations, and the times in which these waited for other ranks."""
         blocked: dict[str, Intervals] = {}
@@ -269,15 +271,15 @@ class _Rank:
         return blocked, waited
 
 
-def _in_flight(operations: list[Operation], at: float) -> Operation | None:
+def _in_flight(operations: list[TracedOperation], at: float) -> TracedOperation | None:
     """Return the operation that was in flight at a time and ended first."""
     flying = [o for o in operations if o.began <= at <= o.ended]
     return min(flying, key=lambda o: o.ended, default=None)
 
 
-def _hidden(operations: list[Operation], computing: Intervals) -> dict[str, dict[str, float]]:
+def _hidden(operations: list[TracedOperation], computing: Intervals) -> dict[str, dict[str, float]]:
     """Return by axis and kind the seconds of operations behind computing."""
-    by_axis: dict[str, list[Operation]] = {}
+    by_axis: dict[str, list[TracedOperation]] = {}
     for o in operations:
         by_axis.setdefault(o.axis, []).append(o)
     hidden: dict[str, dict[str, float]] = {}

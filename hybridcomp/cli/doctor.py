@@ -118,6 +118,12 @@ def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namesp
 
     hosts, shares_memory = machine.hosts_of(comm)
     findings.sections["MPI"] = inspection.mpi(comm, hosts.count, shares_memory)
+    (unusable,) = ranks.gathered(comm, [float(bool(findings.problems))])
+    if any(unusable) and not findings.problems:
+        those = ", ".join(str(rank) for rank, problems in enumerate(unusable) if problems)
+        findings.problems.append(
+            f"hybridcomp cannot be used on every rank (not on {those}): run doctor on their hosts"
+        )
     calibrated = measured = None
     effort = machine.QUICK if arguments.quick else machine.THOROUGH
     if arguments.calibrate and ranks.agreed(comm, not findings.problems):

@@ -10,7 +10,7 @@ from hybridcomp import style, variables
 from hybridcomp.cli.terminate import end_on_signals
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab import KINDS, Lab
-from hybridcomp.lab.launch import resolve
+from hybridcomp.lab.launch import no_program, resolve
 
 EXAMPLES = """examples:
   hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/allreduce.py --codec int8 --size 64M
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
         )
         environment = lab.environment(arguments.ppn)
         if shutil.which(resolve(command)[0], path=environment["PATH"]) is None:
-            raise ConfigError(f"there is no program {command[0]!r}")
+            raise ConfigError(no_program(command[0]))
         if not arguments.quiet:
             for line in (describe(lab, arguments.ppn), *lab.notes):
                 style.say(f"hybridcomp lab: {line}", sys.stderr)

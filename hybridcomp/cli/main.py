@@ -12,6 +12,7 @@ from hybridcomp.launcher import rank_here
 
 # Each command lives in the module of its name, whose main(argv) returns the exit code.
 COMMANDS = {
+    "compare": "run your program as it is and compressed, and say what to take: time, bytes, loss",
     "demo": "train one model with and without compression on a slow cluster, and compare",
     "doctor": "say what is installed and works here, and how fast; measure links and codecs",
     "generate": "write text by a trained model",

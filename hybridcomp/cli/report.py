@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 
 from hybridcomp import style, trace, variables
 from hybridcomp.breakdown import decided, page, summary
-from hybridcomp.breakdown.split import NO_STEPS, WARMUP, Breakdown, aligned, has_steps, split
+from hybridcomp.breakdown.reading import RankTrace
+from hybridcomp.breakdown.split import NO_STEPS, WARMUP, Breakdown, aligned, has_steps, has_waits, split
 from hybridcomp.collectives import StatRow
-from hybridcomp.collectives.report import show
+from hybridcomp.collectives.report import Steps, show
 from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import listed, read_json, write_text
@@ -82,9 +84,15 @@ def main(argv: list[str]) -> int:
     if os.path.lexists(metrics):
         _tell_metrics(run, record)
     found = [_tell_traces(folder, arguments.skip) for folder in folders]
-    breakdowns = [one for one in found if one is not None]
+    breakdowns = [one for one in found if isinstance(one, Breakdown)]
     if not breakdowns:
-        _say_no_steps(run, traced=bool(folders), asked=arguments.json is not None)
+        why = next((one for one in found if isinstance(one, str)), None)
+        _say_none(
+            f"{run} has no traces: with {variables.TRACE}={run} the program writes where its steps' time goes"
+            if why is None
+            else f"{run} {why}",
+            asked=arguments.json is not None,
+        )
         if record.decisions and not arguments.no_picture:
             _draw(run, [], record)
         return 0
@@ -107,27 +115,48 @@ def _draw(run: Path, breakdowns: list[Breakdown], record: RunRecord) -> None:
     style.say(f"{run / PAGE}: the same as {'pictures, with a timeline' if breakdowns else 'a picture'}")
 
 
-def _tell_traces(folder: Path, skip: int) -> Breakdown | None:
-    """Merge and show the traces of a folder; return the breakdown of its steps, None where there are none."""
+def _tell_traces(folder: Path, skip: int) -> Breakdown | str:
+    """Merge and show the traces of a folder; return the breakdown of its steps, or what they lack for it."""
     ranks, offsets, error = aligned(folder)
     _tell_trace(trace.merge(folder, {rank: 1e9 * seconds for rank, seconds in offsets.items()}))
     if not has_steps(ranks):
-        return None
+        return f"has no steps in its traces: {NO_STEPS}"
+    if not has_waits(ranks):
+        style.say(_steps_said(ranks, skip))
+        return (
+            "has no operations of the backend hybridcomp in its traces: over gloo or NCCL it is not known for what a "
+            "rank waited. The table that the program prints at its end has the share of a step that it waited, and "
+            "`hybridcomp compare -- COMMAND` has it for other policies, too"
+        )
     breakdown = split(folder, ranks, offsets, error, warmup=skip)
     style.say("")
     summary.show(breakdown, style.console())
     return breakdown
 
 
-def _say_no_steps(run: Path, *, traced: bool, asked: bool) -> None:
-    what = (
-        f"{run} has no steps in its traces: {NO_STEPS}"
-        if traced
-        else f"{run} has no traces: with {variables.TRACE}={run} the program writes where its steps' time goes"
+def _steps_said(ranks: list[RankTrace], skip: int) -> str:
+    """Return a sentence on the length of the steps, of which the first are left out where others follow."""
+    every = [max(one.steps.values(), key=len) for one in ranks if one.steps]
+    count = max(map(len, every))
+    milliseconds = [
+        1e3 * (ended - began) for steps in every for began, ended in sorted(steps)[min(skip, count - 1) :]
+    ]
+    low, *_, high = (
+        statistics.quantiles(milliseconds, n=10, method="inclusive")
+        if len(milliseconds) > 1
+        else [milliseconds[0]] * 2
     )
+    return (
+        f"A step took {statistics.median(milliseconds):,.4g} ms, the median of {count - min(skip, count - 1):,} on "
+        f"{len(every)} rank{'s' * (len(every) > 1)}; 10 to 90 %: {low:,.4g} to {high:,.4g} ms"
+    )
+
+
+def _say_none(why: str, *, asked: bool) -> None:
+    """Say why there is no breakdown, by an error where the caller has asked for its numbers."""
     if asked:
-        raise ConfigError(what)
-    style.say(what)
+        raise ConfigError(why)
+    style.say(why)
 
 
 def _tell_metrics(run: Path, record: RunRecord) -> None:
@@ -138,7 +167,8 @@ def _tell_metrics(run: Path, record: RunRecord) -> None:
         f"{summary['tokens_per_s']:,.0f} tokens/s"
         + (f", validation loss {loss:.4f}" if loss is not None else "")
     )
-    show([StatRow(**row) for row in summary["comm"]], sys.stdout, "what rank 0 sent")
+    steps = Steps(summary["steps"])
+    show([StatRow(**row) for row in summary["comm"]], sys.stdout, "what rank 0 sent", steps)
     if record.decisions:
         style.say("")
         decided.show(record.decisions, style.console())
@@ -175,7 +205,7 @@ def _operations(events: list[dict[str, Any]]) -> Iterator[StatRow]:
             if row is not None:
                 yield row
             args = event["args"]
-            row = StatRow(args["axis"], event["name"], args["codec"], args["why"], calls=1)
+            row = StatRow(args["axis"], event["name"], args["codec"], args["why"], calls=args.get("calls", 1))
             row.raw_bytes, row.plain_bytes = args["bytes"], args["uncompressed_bytes"]
             row.wire_bytes, row.wire_seconds = args["wire_bytes"], seconds
         elif row is not None and category in ("encode", "decode"):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
+import time
+from contextlib import suppress
 from typing import NoReturn
 
 from hybridcomp import style, variables
-from hybridcomp.cli.watch import run_and_watch
 from hybridcomp.errors import ConfigError
-from hybridcomp.lab.launch import plain, resolve
+from hybridcomp.lab.launch import no_program, plain, resolve
 from hybridcomp.launcher import (
+    LAST_WORDS_SECONDS,
     check_launcher,
     check_room,
     find_mpiexec,
@@ -21,6 +24,8 @@ from hybridcomp.launcher import (
     reserve_port,
     torchrun_variables,
 )
+
+_COMMANDS_OWN = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 EXAMPLES = """examples:
   hybridcomp run -n 4 -- python train.py --backend hybridcomp
@@ -77,15 +82,14 @@ def main(argv: list[str]) -> int:
     _set_variables(arguments)
     resolved = resolve(command)
     if shutil.which(resolved[0]) is None:
-        how = f"; a Python program is run by: python {command[0]}" if command[0].endswith(".py") else ""
-        raise ConfigError(f"there is no program {command[0]!r}{how}")
+        raise ConfigError(no_program(command[0]))
     check_launcher()
     if inside_mpi():
         _check_size(arguments.ranks)
         os.environ.update(torchrun_variables())
         # Slurm (--kill-on-bad-exit) and Open MPI watch the exit status of every rank themselves.
         if hydra_socket() >= 0:
-            run_and_watch(resolved)
+            _run_and_watch(resolved)
         _become(resolved)
     if "SLURM_JOB_ID" in os.environ:
         ranks = f"-n {arguments.ranks} " if arguments.ranks else ""
@@ -166,3 +170,30 @@ def _become(command: list[str]) -> NoReturn:
     """Replace this process by a command."""
     sys.stdout.flush()
     os.execvpe(command[0], command, os.environ)
+
+
+def _run_and_watch(command: list[str]) -> NoReturn:
+    """Run this rank's command and exit with its status, 128 + number after a signal; end all ranks where it fails.
+
+    MPICH's mpiexec ends the other ranks when one fails that has started MPI. One that has not, as in a program that
+    uses gloo, may leave the others waiting for it for as long as their own timeouts last: half an hour, in PyTorch.
+    """
+    sys.stdout.flush()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _COMMANDS_OWN}
+    heeded = [number for number, action in before.items() if action is not signal.SIG_IGN]
+    pid = os.posix_spawnp(
+        command[0], command, os.environ, setsigdef=[*heeded, signal.SIGPIPE, signal.SIGXFSZ]
+    )  # the last two are ignored by Python
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status:
+        if -status not in _COMMANDS_OWN:  # one that was asked to end needs no explanation
+            how = f"was ended by signal {-status}" if status < 0 else f"failed with exit status {status}"
+            style.say(
+                f"hybridcomp run: rank {torchrun_variables()['RANK']} {how}; ending all ranks",
+                sys.stderr,
+            )
+        status = 128 - status if status < 0 else status
+        time.sleep(LAST_WORDS_SECONDS)
+        with suppress(OSError):  # a rank that has left MPI in order has no connection any more
+            os.write(hydra_socket(), f"cmd=abort exitcode={status}\n".encode())
+    sys.exit(status)

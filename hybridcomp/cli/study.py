@@ -5,31 +5,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-import time
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table as RichTable
 
 from hybridcomp import style
+from hybridcomp.cli.bars import RunBars
 from hybridcomp.cli.terminate import end_on_signals
 from hybridcomp.demo.record import RunRecord
-from hybridcomp.errors import printable
 from hybridcomp.lab import KINDS
 from hybridcomp.study.plan import Run, Study
 from hybridcomp.study.reading import read_study
 from hybridcomp.study.results import Results, results_of
 from hybridcomp.study.runner import Done, find_runs, run_study
-from hybridcomp.study.tables import Table, tables
+from hybridcomp.study.tables import tables
 
 EPILOG = """STUDY is a TOML file; studies/ of the source has those behind the documentation's figures, and
 docs/study.md explains them. Runs that are done stay in OUT/runs: a study that was interrupted goes on when it is
@@ -61,40 +50,12 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-class Show:
+class Show(RunBars):
     """Display of a study's progress: a bar over all runs on a terminal, a line for each run elsewhere."""
-
-    def __init__(self, console: Console, runs: int) -> None:
-        self._console = console
-        self._runs = runs
-        self._ended = 0
-        self._began = 0.0
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}", markup=False),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._all = self._progress.add_task("runs", total=runs, said="")
-        self._one = self._progress.add_task("", total=1, said="", visible=False)
-
-    def __enter__(self) -> Show:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
     def begin(self, run: Run) -> None:
         """Start the run's bar."""
-        self._began = time.monotonic()
-        self._progress.reset(
-            self._one, total=run.steps, description=printable(run.name), said="starting", visible=True
-        )
+        self._begin(run.name, run.steps, "starting")
 
     def update(self, run: Run, record: RunRecord) -> None:
         """Advance the bar."""
@@ -105,8 +66,7 @@ class Show:
 
     def finish(self, run: Run, done: Done, *, kept: bool) -> None:
         """Count a run that has ended."""
-        self._ended += 1
-        self._progress.advance(self._all)
+        self._count()
         if kept:
             return
         if done.diverged:
@@ -115,9 +75,7 @@ class Show:
             said = f"validation loss {done.record.val_loss:.4f}"
         else:
             said = f"{done.record.tokens_per_s:,.0f} tokens/s"
-        seconds = time.monotonic() - self._began
-        line = f"[{self._ended}/{self._runs}] {run.name}: {said} ({seconds:.0f} s)"
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._say(run.name, said, self._seconds())
 
 
 def main(argv: list[str]) -> int:
@@ -162,19 +120,7 @@ def _list(console: Console, study: Study, out: Path) -> None:
 
 def _print(console: Console, results: Results) -> None:
     for table in tables(results):
-        _print_table(console, table)
+        table.show(console)
     for verdict in results.verdicts:
         mark = "yes" if verdict.held else "NO"
         console.print(f"{mark:<4}{verdict.sentence}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_table(console: Console, table: Table) -> None:
-    drawn = RichTable(
-        box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold", title=table.title
-    )
-    for index, heading in enumerate(table.headings):
-        drawn.add_column(heading, justify="left" if index == 0 else "right", no_wrap=True)
-    for row in table.rows:
-        drawn.add_row(*row)
-    console.print(drawn)
-    console.print()

@@ -16,6 +16,7 @@ from hybridcomp.top.read import Job
 from hybridcomp.top.view import AxisView, JobView, OperationView, RankView, Rates, Slowest
 
 _WIDE = 118  # columns from which on tables show more
+_AT_ONCE = ("encode", "wire", "decode")  # operations at once, on average
 _SHOWN_FROM = 0.1  # seconds: operations that end sooner only flit by
 _MOST_NAMED, _LEAST_NAMED = 24, 12  # characters of an axis or a list of ranks
 _LEAST_ROWS = 3
@@ -82,8 +83,7 @@ def _axes(axes: Sequence[AxisView], width: int) -> Table:
     seconds = ("encode s", "wire s", "decode s") if wide else ()
     table = _table(
         ("axis",),
-        ("calls",) * wide
-        + ("uncompressed", "on the wire", "ratio", *seconds, "sends", "encode", "wire", "decode"),
+        ("calls",) * wide + ("uncompressed", "on the wire", "ratio", *seconds, "sends", *_AT_ONCE),
     )
 
     for view in axes:
@@ -104,14 +104,14 @@ def _axes(axes: Sequence[AxisView], width: int) -> Table:
 def _rates(rates: Rates | None) -> tuple[str, str, str, str]:
     if rates is None:
         return ("", "", "", "")
-    return (f"{size(rates.sent)}/s", *map(_percent, (rates.encode, rates.wire, rates.decode)))  # type: ignore[return-value]
+    return (f"{size(rates.sent)}/s", *map(_number, (rates.encode, rates.wire, rates.decode)))  # type: ignore[return-value]
 
 
 def _ranks(view: JobView, shown: int, width: int) -> Table:
     hosts = width >= _WIDE and len({rank.host for rank in view.ranks}) > 1
     table = _table(
         (),
-        ("rank", "pid", *("host",) * hosts, "sends", "encode", "wire", "decode", "in flight", "oldest"),
+        ("rank", "pid", *("host",) * hosts, "sends", *_AT_ONCE, "in flight", "oldest"),
         ("",),
     )
     slowest = None if view.slowest is None else view.slowest.rank
@@ -196,7 +196,12 @@ def _table(left: Iterable[str], right: Iterable[str], last: Iterable[str] = ()) 
 
 
 def _percent(share: float) -> str:
-    return f"{100 * min(share, 99.99):.0f} %"
+    return f"{100 * share:.0f} %"
+
+
+def _number(operations: float) -> str:
+    """Return how many operations there were at once, on average."""
+    return f"{operations:.2f}" if operations < 10 else f"{operations:.0f}"
 
 
 def _seconds(seconds: float) -> str:

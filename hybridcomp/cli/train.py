@@ -14,7 +14,7 @@ from hybridcomp import style
 from hybridcomp.errors import ConfigError, HybridcompError, printable
 from hybridcomp.launcher import LAST_WORDS_SECONDS, abort, check_launcher, inside_mpi
 from hybridcomp.train import launch, start
-from hybridcomp.train.interrupt import StopRequest
+from hybridcomp.train.interrupt import INTERRUPTED, StopRequest
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,6 +36,8 @@ def main(arguments: Sequence[str]) -> int:
         check_launcher()
         if not inside_mpi():
             job = start.prepare(arguments)
+            if job.config.elastic:
+                return _run_as_replica(job)
             if job.config.ranks > 1:
                 launch.exec_under_mpiexec(job.config.ranks, job.config.threads, arguments)
     except HybridcompError as error:
@@ -46,6 +48,21 @@ def main(arguments: Sequence[str]) -> int:
 def _complain(what: str) -> int:
     style.say(_PREFIX + printable(what), sys.stderr)
     return _WRONG_INPUT
+
+
+def _run_as_replica(job: start.Job) -> int:
+    """Train one replica of several that come and go, without MPI."""
+    request = StopRequest()
+    from hybridcomp.train import elastic  # noqa: PLC0415  (loads torch)
+
+    try:
+        finished = elastic.run(job, request.stop_requested)
+    except ConfigError as error:
+        return _complain(str(error))
+    except HybridcompError as error:
+        style.say(f"{_PREFIX}{type(error).__name__}: {printable(str(error))}", sys.stderr)
+        return 1
+    return 0 if finished else INTERRUPTED
 
 
 def _run_as_rank(arguments: Sequence[str], prepared: start.Job | None) -> int:

@@ -19,17 +19,19 @@ from hybridcomp.codecs.lossless import LosslessCodec
 from hybridcomp.codecs.minifloat import Float8Codec, MXFP4Codec, MXFP8Codec
 from hybridcomp.codecs.mpc import MPCCodec
 from hybridcomp.codecs.none import NoneCodec
+from hybridcomp.codecs.numpy_codec import NumpyCodec
 from hybridcomp.codecs.quantize import Int2Codec, Int4Codec, Int8Codec
 from hybridcomp.codecs.registry import decode, decode_add, get_codec, parse_spec
 from hybridcomp.codecs.sign import SignCodec
 from hybridcomp.codecs.sparse.sidco import SIDCoCodec
 from hybridcomp.codecs.sparse.threshold import ThresholdCodec
 from hybridcomp.codecs.sparse.topk import TopKCodec
-from hybridcomp.codecs.table import codec_for, names, register
+from hybridcomp.codecs.table import codec_for, names, own_names, register, register_codec
 from hybridcomp.codecs.zfp import ZfpCodec
 
 __all__ = [
     "Codec",
+    "NumpyCodec",
     "LinearCodec",
     "ErrorFeedback",
     "FORMS",
@@ -41,7 +43,9 @@ __all__ = [
     "decode",
     "decode_add",
     "names",
+    "own_names",
     "register",
+    "register_codec",
     "codec_for",
     "parse_spec",
     "NoneCodec",

@@ -22,6 +22,7 @@ import abc
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,7 +53,13 @@ class Codec(abc.ABC):
         carries_values: whether a sparse codec may send its values through it (``values=``).
         linear: whether it sums in the compressed domain (see :mod:`~hybridcomp.codecs.linear.base`).
         partial: whether messages leave most of the input out, which error feedback has to send in later steps.
+        safe: whether its error is so small that ``auto:also=`` may use it without error feedback, as bf16's and int8's.
+        speed: speed on one thread, for the cost model where nothing was measured: encode, decode and decode_add in GB/s
+            of fp32, a call's overhead in microseconds, and a message's bytes over those it encodes; None: not known.
+        host_only: whether it has no kernels for a GPU, so that arrays of a device's memory go by way of the host's.
+        examples: specs that the shared checks (:mod:`hybridcomp.testing`) take; none: the codec's name alone.
         seldom: parameters that the spec string leaves out while they have their defaults.
+        bounds: parameters of which a policy must give one, each with an example: a policy says what error it allows.
     """
 
     name: ClassVar[str]
@@ -62,7 +69,12 @@ class Codec(abc.ABC):
     carries_values: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     partial: ClassVar[bool] = False
+    safe: ClassVar[bool] = False
+    speed: ClassVar[tuple[float, float, float, float, float] | None] = None
+    host_only: ClassVar[bool] = False
+    examples: ClassVar[tuple[str, ...]] = ()
     seldom: ClassVar[frozenset[str]] = frozenset()
+    bounds: ClassVar[Mapping[str, str]] = {}
 
     # -- what a subclass implements ------------------------------------------------------------------
 
@@ -126,6 +138,13 @@ class Codec(abc.ABC):
 
     def at_step(self, step: int) -> Codec:
         """Return the codec to use at ``step`` (0, 1, ...): another seed if it draws random numbers, else itself."""
+        return self
+
+    def sharing(self, encodings: Fraction) -> Codec:
+        """Return the codec to use where a result has the errors of so many encodings; itself, unless it bounds theirs.
+
+        Its messages are this codec's: any codec of the same spec decodes them.
+        """
         return self
 
     @property

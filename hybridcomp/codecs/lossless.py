@@ -43,6 +43,7 @@ TRIAL_CHUNKS = 16  # chunks between two trials
 _TRIAL_SHARE, _LEAST_TRIAL = 4, 1 << 12  # a trial takes one in so many bytes of a plane, and so many at least
 _WORTH = 0.98  # share of the Huffman-coded size that the search must reach to be used
 _RAW, _ZSTD = 0, 1
+_NO_MEMORY = "not enough memory"  # in the text of zstd's error, which has no number in Python
 _KIND_SHIFT = 24
 _SIZE_MASK = (1 << _KIND_SHIFT) - 1
 _Plane = ByteArray | bytes
@@ -60,6 +61,10 @@ class LosslessCodec(Codec):
 
     name = "lossless"
     wire_id = 12
+    examples = (
+        "lossless",
+        "lossless:level=1",
+    )
     fixed_size = False
     lossless = True
 
@@ -128,17 +133,20 @@ class LosslessCodec(Codec):
         return at
 
     def frame(self, plane: ByteArray, levels: list[int | None], k: int) -> bytes:
-        """Compress a plane, plane ``k`` of its chunk; ``levels`` holds the level that the trial chose for each."""
+        """Compress a plane, plane ``k`` of its chunk; ``levels`` holds the level that the trial chose for each.
+
+        Raises:
+            MemoryError: there is no memory for zstd's tables.
+        """
         level = levels[k]
         if level is None:
             level = levels[k] = self._trial(plane)
-        frame: bytes = _compressor(level).compress(plane)
-        return frame
+        return _compressed(plane, level)
 
     def _trial(self, plane: ByteArray) -> int:
         """Choose the level for a plane: the codec's if searching for repeated strings helps, else none."""
         part = plane[: max(_LEAST_TRIAL, plane.size // _TRIAL_SHARE)]
-        searched, coded = (len(_compressor(level).compress(part)) for level in (self._level, _HUFFMAN))
+        searched, coded = (len(_compressed(part, level)) for level in (self._level, _HUFFMAN))
         return self._level if searched < _WORTH * coded else _HUFFMAN
 
     @classmethod
@@ -273,10 +281,17 @@ def _chunks(
 
 
 def decompressed(frame: ByteArray, size: int) -> bytes:
-    """Decompress the ``size`` bytes of a zstd frame that claims as many."""
+    """Decompress the ``size`` bytes of a zstd frame that claims as many.
+
+    Raises:
+        WireError: the frame is damaged, or holds another number of bytes.
+        MemoryError: there is no memory for zstd's tables.
+    """
     try:
         data: bytes = _decompressor().decompress(frame, max_output_size=size, allow_extra_data=False)
     except _zstandard().ZstdError as error:
+        if _NO_MEMORY in str(error):
+            raise MemoryError(f"lossless: {error}") from None
         raise WireError(f"malformed lossless payload: {error}") from None
     if len(data) != size:
         raise WireError(f"malformed lossless payload: a plane of {len(data)} bytes, not {size}")
@@ -298,6 +313,16 @@ def _zstandard() -> Any:
         raise NativeUnavailableError(
             f"codec 'lossless' needs the zstandard library ({error}); pip install zstandard"
         ) from error
+
+
+def _compressed(plane: ByteArray, level: int) -> bytes:
+    """Compress a plane by a level; raise MemoryError where there is no memory for zstd's tables."""
+    compressor = _compressor(level)
+    try:
+        frame: bytes = compressor.compress(plane)
+    except _zstandard().ZstdError as error:
+        raise MemoryError(f"lossless: {error}") from None  # zstd takes any bytes
+    return frame
 
 
 def _compressor(level: int) -> Any:

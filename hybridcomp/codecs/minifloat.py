@@ -67,6 +67,11 @@ class Float8Codec(_MinifloatCodec):
 
     name = "fp8"
     wire_id = 7
+    examples = (
+        "fp8",
+        "fp8:e5m2,block=24",
+        "fp8:e4m3,block=65536",
+    )
     mx = False
 
     def __init__(self, format: str = "e4m3", block: int = 128) -> None:
@@ -97,6 +102,10 @@ class MXFP8Codec(_MinifloatCodec):
 
     name = "mxfp8"
     wire_id = 8
+    examples = (
+        "mxfp8",
+        "mxfp8:e5m2",
+    )
     mx = True
 
     def __init__(self, format: str = "e4m3") -> None:

@@ -45,6 +45,10 @@ class MPCCodec(KernelCodec):
 
     name = "mpc"
     wire_id = 13
+    examples = (
+        "mpc",
+        "mpc:lag=1",
+    )
     fixed_size = False
     lossless = True
 

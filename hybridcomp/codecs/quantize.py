@@ -40,7 +40,7 @@ MAX_HADAMARD = 2048
 MAX_BLOCK = 65536
 
 
-class _BlockCodec(KernelCodec):
+class BlockCodec(KernelCodec):
     """Block quantization to ``bits`` bits.
 
     Args:
@@ -129,27 +129,45 @@ class _BlockCodec(KernelCodec):
 
 
 @register
-class Int8Codec(_BlockCodec):
+class Int8Codec(BlockCodec):
     """Quantization to 8 bits an element: relative L2 error about 0.6 % on Gaussian data with blocks of 128."""
 
     name = "int8"
     wire_id = 3
+    examples = (
+        "int8",
+        "int8:block=8",
+        "int8:block=65536",
+        "int8:block=32:hadamard=true",
+    )
     bits = 8
 
 
 @register
-class Int4Codec(_BlockCodec):
+class Int4Codec(BlockCodec):
     """Quantization to 4 bits an element: relative L2 error about 11 % on Gaussian data with blocks of 128."""
 
     name = "int4"
     wire_id = 4
+    examples = (
+        "int4",
+        "int4:block=24",
+        "int4:rounding=stochastic:seed=5",
+        "int4:block=64:symmetric=false",
+        "int4:block=2048:hadamard=true",
+    )
     bits = 4
 
 
 @register
-class Int2Codec(_BlockCodec):
+class Int2Codec(BlockCodec):
     """Quantization to 2 bits an element: for data sent with error feedback, or ``symmetric=false``."""
 
     name = "int2"
     wire_id = 5
+    examples = (
+        "int2",
+        "int2:block=4096:symmetric=false",
+        "int2:block=8:symmetric=false:hadamard=true:rounding=stochastic",
+    )
     bits = 2

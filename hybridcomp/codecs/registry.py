@@ -13,7 +13,7 @@ from typing import Any
 from hybridcomp import arrays, native, wire
 from hybridcomp.codecs.base import Codec, add_message, decode_message, parameters
 from hybridcomp.codecs.late import device_codecs
-from hybridcomp.codecs.table import by_name, codec_for, names
+from hybridcomp.codecs.table import ENTRY_POINTS, codec_for, find, is_own, missing, names, package_of
 from hybridcomp.errors import UnknownCodecError
 
 FIRST = ""  # key under which parse_spec puts a parameter without a name
@@ -27,7 +27,8 @@ def get_codec(spec: str | Codec, **params: Any) -> Codec:
         params: parameters by name; they win over those in the string.
 
     Raises:
-        UnknownCodecError: no codec has that name.
+        UnknownCodecError: no codec has that name; names the package that is missing, as far as is known.
+        ConfigError: an installed package offers the codec, but cannot give it; names the package.
         ValueError: an unknown parameter, or a value out of its range.
     """
     if isinstance(spec, Codec):
@@ -35,11 +36,9 @@ def get_codec(spec: str | Codec, **params: Any) -> Codec:
             raise ValueError("parameters go with a codec's name, not with a codec")
         return spec
     name, given = parse_spec(spec)
-    cls = by_name().get(name)
+    cls: type[Codec] | None = find(name)
     if cls is None:
-        close = difflib.get_close_matches(name, names(), n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise UnknownCodecError(f"unknown codec {name!r}{hint}; known: {', '.join(names())}")
+        raise _unknown(name)
     allowed = list(parameters(cls))
     if FIRST in given:  # given by its place
         first = given.pop(FIRST)
@@ -55,6 +54,25 @@ def get_codec(spec: str | Codec, **params: Any) -> Codec:
             takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
             raise ValueError(f"codec {name!r} has no parameter {key!r}; {takes}")
     return cls(**merged)
+
+
+def packages_of(codec: Codec) -> set[str]:
+    """Return the packages, with versions, that a codec and the codec of its values are of, other than hybridcomp."""
+    found = set() if is_own(type(codec)) else {package_of(type(codec))}
+    values = getattr(codec, "values", None)
+    return found | (packages_of(values) if isinstance(values, Codec) else set())
+
+
+def _unknown(name: str) -> UnknownCodecError:
+    known = names()
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    said = [
+        f"unknown codec {name!r}{hint}",
+        f"{missing(name)}known: {', '.join(known)}",
+        *ENTRY_POINTS.faults(),
+    ]
+    return UnknownCodecError("; ".join(said))
 
 
 def decode(msg: Any, out: Any = None, *, max_bytes: int | None = None) -> Any:
@@ -128,6 +146,27 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
     if not name:
         raise ValueError(f"malformed codec spec {spec!r}: it has no name")
     return name, params
+
+
+def take_parameter(spec: str, name: str) -> tuple[str, int | float | bool | str | None]:
+    """Take a parameter that is not the codec's out of a spec string.
+
+    Args:
+        spec: spec string.
+        name: name of the parameter.
+
+    Returns:
+        The spec string without it, and its value; None where the string does not give it.
+
+    Raises:
+        ValueError: malformed text, or the parameter is given twice.
+    """
+    first, *parts = _split(spec)
+    taken = [part for part in parts if part.partition("=")[0].strip() == name and "=" in part]
+    if not taken:
+        return spec, None
+    value = parse_spec(":".join([first, *taken]))[1][name]
+    return ":".join([first, *(part for part in parts if part not in taken)]), value
 
 
 def _split(spec: str) -> list[str]:

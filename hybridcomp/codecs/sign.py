@@ -34,6 +34,10 @@ class SignCodec(KernelCodec):
 
     name = "sign"
     wire_id = 6
+    examples = (
+        "sign",
+        "sign:block=24",
+    )
     carries_values = True
 
     def __init__(self, block: int = 1024) -> None:

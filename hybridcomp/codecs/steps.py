@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hybridcomp import native, wire
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.arrays import ByteArray, DType, Flat, widen
 from hybridcomp.codecs.table import codec_for
 from hybridcomp.errors import WireError
 
@@ -37,10 +37,8 @@ def summed(own: Flat, messages: Sequence[ByteArray], ranks: int, dtype: DType) -
     Raises:
         WireError: a message of another count or of a dtype with another accumulator, or a malformed payload.
     """
-    convert = native.kernels().convert
     wide = own.dtype.accumulator
-    total = np.empty(own.size, wide.storage)
-    convert(own.data, own.dtype, total, wide, False)
+    total = widen(own.data, own.dtype)
     for msg in messages:
         raw, header = trimmed(msg, own.size, wide)
         if header.dtype.accumulator is not wide:
@@ -51,5 +49,5 @@ def summed(own: Flat, messages: Sequence[ByteArray], ranks: int, dtype: DType) -
     if dtype is wide:
         return total
     narrow = np.empty(own.size, dtype.storage)
-    convert(total, wide, narrow, dtype, False)
+    native.kernels().convert(total, wide, narrow, dtype, False)
     return narrow

@@ -47,6 +47,11 @@ class ZfpCodec(KernelCodec):
 
     name = "zfp"
     wire_id = 10
+    examples = (
+        "zfp:rate=8",
+        "zfp:rate=7.25",
+        "zfp:rate=24",
+    )
     carries_values = True
 
     def __init__(self, rate: float = 8) -> None:

@@ -7,15 +7,16 @@ alike, or the copies drift apart: they gather their figures over all of their ra
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.collectives.algorithms.selection import Chooser
 from hybridcomp.collectives.figures import check_inside, check_sizes
-from hybridcomp.collectives.gathering import gather
+from hybridcomp.collectives.gathering import Gathers, gather
+from hybridcomp.collectives.stats import StatRow
 from hybridcomp.errors import MismatchError
 from hybridcomp.perfmodel import Profile
 from hybridcomp.policy import Policy
@@ -24,11 +25,19 @@ from hybridcomp.policy.auto.decider import Decider
 from hybridcomp.policy.auto.freeze import freezer
 from hybridcomp.policy.auto.reviews import Reviews
 
-if TYPE_CHECKING:
-    from hybridcomp.collectives.session import Session
+
+class Decides(Gathers, Protocol):
+    """Communicator whose choices ``auto`` makes: see :class:`~hybridcomp.collectives.session.Session`."""
+
+    @property
+    def policy(self) -> Policy:
+        """Return its policy."""
+
+    def stats(self) -> list[StatRow]:
+        """Return its statistics."""
 
 
-class _Group(NamedTuple):
+class _GroupFacts(NamedTuple):
     """Facts about a group, as one rank tells them before groups decide together.
 
     Attributes:
@@ -50,33 +59,36 @@ class Automatic:
 
     Args:
         comm: communicator to decide for, which keeps this object.
+        place: its ranks and hosts.
+        anew: reference to its method that forgets what was chosen before a decision changed.
 
     Attributes:
         together: larger communicator, whose ranks decide together; None where the communicator's own do.
     """
 
-    def __init__(self, comm: Session) -> None:
+    def __init__(self, comm: Decides, place: Place, anew: weakref.WeakMethod[Callable[[], None]]) -> None:
         self._comm = weakref.proxy(comm)
+        self._own = place
+        self._anew = anew
         self._reviews: Reviews | None = None
         self._place: Place | None = None
-        self.together: Session | None = None
+        self.together: Decides | None = None
 
-    def join(self, larger: Session) -> None:
+    def join(self, larger: Decides) -> None:
         """Decide together with the other groups of a larger communicator from now on; collective over that.
 
         Raises:
             ValueError: the larger communicator lacks a rank of the group, or its groups have unlike numbers of ranks.
             MismatchError: the groups have unlike policies.
         """
-        comm, topology = self._comm, self._comm._topology
+        comm, own = self._comm, self._own
         inside = MPI.Group.Translate_ranks(
             comm.mpi.Get_group(), list(range(comm.size)), larger.mpi.Get_group()
         )
         outside = next((rank for rank, found in enumerate(inside) if found == MPI.UNDEFINED), -1)
         digest = int(comm.policy.digest[:12], 16)  # a float64 holds 48 bits exactly
-        compiled = comm._group is not None
-        mine = _Group(comm.size, topology.count, topology.largest, compiled, digest, outside)
-        groups = [_Group(*map(int, row)) for row in gather(larger, np.array(mine, np.float64))()]
+        mine = _GroupFacts(own.ranks, own.hosts, own.ranks_per_host, own.compiled, digest, outside)
+        groups = [_GroupFacts(*map(int, row)) for row in gather(larger, np.array(mine, np.float64))()]
         _check(groups, larger.axis)
         hosts, per_host = (max(column) for column in list(zip(*groups, strict=True))[1:3])
         self._place = Place(comm.size, hosts, per_host, all(group.compiled for group in groups))
@@ -94,16 +106,15 @@ class Automatic:
         chooser.profile = profile
         if not policy.decides or comm.size == 1:
             return None
-        topology = comm._topology
-        place = self._place or Place(comm.size, topology.count, topology.largest, comm._group is not None)
-        decider = Decider(policy, profile, place)
+        decider = Decider(policy, profile, self._place or self._own)
         if policy.auto is not None and policy.auto.freeze is not None and MPI.COMM_WORLD.Get_rank() == 0:
             freezer.add(policy.auto, decider)
 
         def changed() -> None:
             chooser.profile = decider.profile
-            comm._choices.forget()
-            comm._reconsider()
+            anew = self._anew()
+            if anew is not None:
+                anew()
 
         starter: Any = comm
         self._reviews = Reviews(
@@ -117,7 +128,7 @@ class Automatic:
         return self._reviews.review(operation)
 
 
-def _check(groups: Sequence[_Group], axis: str) -> None:
+def _check(groups: Sequence[_GroupFacts], axis: str) -> None:
     """Check that the groups of a larger communicator can decide together: with the same outcome on all ranks."""
     where = f"on axis {axis!r}"
     check_inside(np.array([group.outside for group in groups]), where)

@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
+from mpi4py import MPI
 
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.figures import Figures, check_figures
+from hybridcomp.collectives.stats import Call
+from hybridcomp.collectives.transport.mpi import MpiTransport
 
-if TYPE_CHECKING:
-    from hybridcomp.collectives.session import Session
+
+class Gathers(Protocol):
+    """Communicator that gathers figures: see :class:`~hybridcomp.collectives.session.Session`."""
+
+    mpi: MPI.Intracomm
+    transport: MpiTransport
+    on_start: Callable[[Call], None] | None
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks."""
+
+    @property
+    def axis(self) -> str:
+        """Return the mesh axis that they span."""
+
+    def new_plain_call(self, op: str, raw: int, plain: int) -> Call:
+        """Make the statistics of an operation that no policy compresses."""
+
+    def start_steps(self, steps: Steps, call: Call, *, counted: bool) -> Any:
+        """Start an operation."""
 
 
-def gather(comm: Session, values: Figures, *, compare: bool = False) -> Callable[[], Figures]:
+def gather(comm: Gathers, values: Figures, *, compare: bool = False) -> Callable[[], Figures]:
     """Start to gather each rank's values; collective over a communicator.
 
     Args:
@@ -32,7 +54,7 @@ def gather(comm: Session, values: Figures, *, compare: bool = False) -> Callable
     count, counts = np.array([send.size], np.int64), np.empty(comm.size, np.int64)
 
     def steps() -> Steps:
-        queue = comm._transport.post_queue
+        queue = comm.transport.post_queue
         if not compare:
             with queue.take().held() as ticket:
                 yield from native(lambda: comm.mpi.Iallgather(send, received), ticket)
@@ -44,7 +66,7 @@ def gather(comm: Session, values: Figures, *, compare: bool = False) -> Callable
 
     noted, comm.on_start = comm.on_start, None  # this is not one of the caller's operations
     try:
-        request = comm._start(steps(), comm._plain_call("figures", 0, 0), counted=False)
+        request = comm.start_steps(steps(), comm.new_plain_call("figures", 0, 0), counted=False)
     finally:
         comm.on_start = noted
 

@@ -38,40 +38,56 @@ Native = Callable[[Any, Any, PostTicket, Sequence[Ready]], Steps]
 class MpiStarter(Session, OperationStarter[Request]):
     """The ways in which a communicator's operations start, on buffers in host memory or on a device."""
 
-    def _compiled(self, key: OperationKey, algorithm: str | None) -> Callable[..., Request] | None:
-        """Find an operation's program: see :meth:`.OperationStarter._compiled`."""
+    def find_compiled(self, key: OperationKey, algorithm: str | None) -> Callable[..., Request] | None:
+        """Find an operation's program: see :meth:`.OperationStarter.find_compiled`."""
         program = None if self._programs is None else self._programs.find(key, algorithm)
-        return None if program is None else functools.partial(self._execute, program, key.codec)
+        if program is None:
+            return None
+        assert self._programs is not None
+        return functools.partial(self._execute, program, self._programs.codec(key, algorithm))
 
-    def _start_joined(
-        self,
-        key: OperationKey,
-        extents: Sequence[tuple[int, int]],
-        call: Callable[[], Call],
-        data: Flat,
-        feedback: Callable[[Carrier], Any],
-    ) -> Request | None:
-        """Start one compiled operation on parts of an array: see :meth:`.OperationStarter._start_joined`."""
+    def find_joined(
+        self, key: OperationKey, extents: Sequence[tuple[int, int]]
+    ) -> Callable[..., Request] | None:
+        """Find the program of an operation on parts of an array: see :meth:`.OperationStarter.find_joined`."""
         program = None if self._programs is None else self._programs.find_joined(key, tuple(extents))
         if program is None:
             return None
-        return self._execute(program, key.codec, call(), Operands(data, data), feedback=feedback)
+        assert self._programs is not None
+        codec = self._programs.codec(key._replace(counts=key.counts[:1]))  # that of every part
+        return functools.partial(self._execute, program, codec)
+
+    def start_sparing(self, key: OperationKey, call: Call, operands: Operands) -> Request | None:
+        """Start an uncompressed operation in two levels, by the engine; None where it is MPI's.
+
+        Args:
+            key: key of the operation, whose counts are the same on all ranks.
+            call: statistics of the operation.
+            operands: buffers of the operation.
+        """
+        if self._programs is None or (operands.device and self.cuda_aware.collectives):
+            return None
+        program = self._programs.sparing(key)
+        return None if program is None else self._execute(program, key.codec, call, operands)
 
     def gather_figures(self, values: Figures) -> Callable[[], Figures]:
         """Start to gather the deciding ranks' values: see :meth:`.OperationStarter.gather_figures`."""
         larger = self._automatic.together
         return gather(self, values) if larger is None else gather(larger, values, compare=True)
 
-    def _reserve(self) -> Any:
-        """Reserve the tags or numbers for the messages of one sum, in program order."""
-        return super()._reserve() if self._programs is None else self._programs.reserve()
+    def _tags(self) -> list[int]:
+        return self.transport.tags()
 
-    def _sum_array(
+    def reserve(self) -> Any:
+        """Reserve the tags or numbers for the messages of one sum, in program order."""
+        return super().reserve() if self._programs is None else self._programs.reserve()
+
+    def sum_array(
         self, carrier: Carrier, flat: Flat, key: OperationKey, algorithm: str | None, reserved: Any
     ) -> Steps:
-        """Sum an array over the ranks: see :meth:`.OperationStarter._sum_array`."""
+        """Sum an array over the ranks: see :meth:`.OperationStarter.sum_array`."""
         if self._programs is None:
-            yield from super()._sum_array(carrier, flat, key, algorithm, reserved)
+            yield from super().sum_array(carrier, flat, key, algorithm, reserved)
         elif flat.size:
             # Messages are framed, by the codec ``none``, where an algorithm is asked for.
             key = key._replace(compresses=algorithm is not None and not key.fold)
@@ -86,11 +102,14 @@ class MpiStarter(Session, OperationStarter[Request]):
         *,
         feedback: Callable[[Carrier], Any] | None = None,
     ) -> Request:
-        """Start a compiled program; the arguments are those of :meth:`_scheduled`, with the program's codec."""
-        engine().check_process(call.op)  # a thread of the parent process may have held the lock taken below
+        """Start a compiled program; the arguments are those of :meth:`start_scheduled`, with the program's codec."""
+        self._engine.check_process(
+            call.op
+        )  # a thread of the parent process may have held the lock taken below
         assert self._programs is not None
         first = self._programs.reserve()
-        return self._carried(
+        call.memory = "host"
+        return self.start_carried(
             lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=codec),
             codec,
             call,
@@ -99,7 +118,7 @@ class MpiStarter(Session, OperationStarter[Request]):
             feedback=feedback,
         )
 
-    def _native(
+    def start_native(
         self,
         run: Native,
         call: Call,
@@ -122,7 +141,7 @@ class MpiStarter(Session, OperationStarter[Request]):
             status: status of a receive.
         """
         send, recv, device, loads, written = operands
-        t = transport or self._transport
+        t = transport or self.transport
         if direct is None:
             direct = self.cuda_aware.collectives
 
@@ -141,11 +160,11 @@ class MpiStarter(Session, OperationStarter[Request]):
                         written=written,
                     )
 
-        return self._posted(steps(), call, exact=exact, status=status, common=transport is None)
+        return self.start_posted(steps(), call, exact=exact, status=status, common=transport is None)
 
-    def _posted(self, steps: Steps, call: Call, **how: Any) -> Request:
+    def start_posted(self, steps: Steps, call: Call, **how: Any) -> Request:
         """Start an operation that MPI may refuse in the call; raise the refusal here, as MPI does."""
-        request = self._start(steps, call, **how)
+        request = self.start_steps(steps, call, **how)
         request.raise_refusal()
         return request
 
@@ -158,8 +177,17 @@ class MpiStarter(Session, OperationStarter[Request]):
         transport: MpiTransport | None = None,
         peer: int = -1,
         status: MPI.Status | None = None,
+        call: Call | None = None,
     ) -> Request:
-        """Start one of MPI's own operations on buffers that only MPI understands, whose size is not in the statistics.
+        """Start one of MPI's own operations on the caller's buffers as they are.
+
+        Args:
+            op: operation, for error messages.
+            post: function that starts it.
+            codec: codec that the call asks for.
+            transport, status: as in :meth:`start_native`.
+            peer: rank at the other end; -1 for all ranks.
+            call: statistics of the operation; None for buffers that only MPI understands, whose size is not in them.
 
         Raises:
             CodecMismatchError: the call asks for a codec.
@@ -167,14 +195,19 @@ class MpiStarter(Session, OperationStarter[Request]):
         fixed = codec.codec if isinstance(codec, Choice) else codec
         if fixed is not None and get_codec(fixed).name != "none":
             raise CodecMismatchError(f"{op}: a codec cannot carry a buffer that only MPI understands")
-        t = transport or self._transport
+        t = transport or self.transport
         engine().check_process(op)
+        if self._freed:
+            raise self._gone(op)
+        if transport is None:
+            self._await_refusals(op)
         if t.post_queue.empty and self._comparison is None:
             # Post at once: where MPI refuses wrong arguments, this call raises, and no operation has begun.
             post = _begun(post())
 
-        call = Call(self.axis, op, NONE.spec, "a buffer that only MPI understands", 0, 0)
-        return self._native(
+        if call is None:
+            call = Call(self.axis, op, NONE.spec, "a buffer that only MPI understands", 0, 0)
+        return self.start_native(
             lambda _s, _r, ticket, events: native(post, ticket, events, peer, status),
             call,
             Operands(),

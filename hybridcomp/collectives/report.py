@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from hybridcomp import style
@@ -14,9 +15,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 TITLE = "hybridcomp: what this rank sent"
+WAITS_MUCH = 0.1  # share of a step from which it is worth to ask what would be gained
+ASK = "`hybridcomp compare -- COMMAND` tells what another policy would gain."
 _MOST_ROWS = 20
 _MOST_HINTS = 5
 _LEAST_HINT_BYTES = 1 << 16  # below it, compression would have saved nothing that matters
+_MORE = 0.995  # a ratio below it is explained
+_SMALL_BYTES = 1 << 16  # mean size of messages, whose time is not that of their bytes
 _NO_TERMINAL_WIDTH = 400  # nothing is wrapped there
 _LEAST_WIDTH = (
     140  # a narrower terminal breaks lines itself, which reads better than columns of a few letters
@@ -28,35 +33,77 @@ _AS_ASKED = frozenset(
 _EXACT = " are exact unless named"
 
 
-def summary(rows: Iterable[StatRow], title: str = TITLE) -> str:
+@dataclass(frozen=True)
+class Steps:
+    """Optimizer steps that statistics belong to.
+
+    Attributes:
+        count: number of steps; 0 where no optimizer stepped, and totals are shown.
+        seconds: seconds from the first step's end to the last one's; 0 for one step.
+        waited: of these, the seconds for which the thread that makes the steps slept, so that it could not compute;
+            None where that is not known, as with a GPU, for which it sleeps, too.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+    waited: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Return the share of a step in which the thread waited, at most 1; None where it is not known."""
+        if self.waited is None or self.seconds <= 0:
+            return None
+        return min(1.0, max(0.0, self.waited / self.seconds))
+
+
+def summary(rows: Iterable[StatRow], title: str = TITLE, steps: Steps | None = None) -> str:
     """Return the table of :func:`show` as plain text, without a final newline; '' if there are no rows with bytes."""
     text = io.StringIO()
-    show(rows, text, title)
+    show(rows, text, title, steps)
     return text.getvalue().rstrip("\n")
 
 
-def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE) -> None:
+def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE, steps: Steps | None = None) -> None:
     """Print a table, the kinds that carry most first, with totals; and a hint if nothing was compressed.
 
     Args:
         rows: rows to show; those without bytes are left out.
         file: output file; if it is a terminal, the table fits its width and has bold headings.
         title: line above the table.
+        steps: steps of training that the rows belong to: the table is then of a step; None shows totals.
     """
     kept = sorted((row for row in rows if row.raw_bytes), key=lambda row: (-row.plain_bytes, row.key))
     if not kept:
         return
+    count = steps.count if steps is not None else 0
+    if count:
+        title += f" in a step, the mean of {count:,}" if count > 1 else " in one step"
     console = _console(file)
     if console.is_terminal:
-        _print(console, title, _table(kept))
+        _print(console, title, _table(kept, count))
     else:
         plain = io.StringIO()
-        _print(_console(plain), title, _table(kept))
+        _print(_console(plain), title, _table(kept, count))
         # Cells are padded to the width of their column, which is of no use in the last column.
         file.write("".join(f"{line.rstrip()}\n" for line in plain.getvalue().splitlines()))
+    if steps is not None and steps.share is not None:
+        style.say(_waiting(steps), file)
     told = hint(kept)
     if told is not None:
         style.say(told, file)
+
+
+def _waiting(steps: Steps) -> str:
+    """Return a line on the time that steps waited, as opposed to what was under way meanwhile."""
+    assert steps.share is not None
+    each = 1e3 * steps.seconds / max(1, steps.count - 1)
+    said = (
+        f"A step took {each:,.4g} ms, of which this rank waited {steps.share:.0%}; what is under way beside computing "
+        "costs no time."
+    )
+    if steps.share > WAITS_MUCH:
+        said += f" {ASK}"
+    return said
 
 
 def hint(rows: Iterable[StatRow]) -> str | None:
@@ -102,7 +149,7 @@ def _print(console: Console, title: str, table: Table) -> None:
     console.print(table)
 
 
-def _table(rows: Sequence[StatRow]) -> Table:
+def _table(rows: Sequence[StatRow], steps: int) -> Table:
     from rich.box import SIMPLE_HEAD  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
@@ -110,19 +157,35 @@ def _table(rows: Sequence[StatRow]) -> Table:
     for heading in ("axis", "operation"):
         table.add_column(heading, no_wrap=True)
     table.add_column("codec", overflow="fold", max_width=32)
-    for heading in ("calls", "uncompressed", "on the wire", "ratio", "encode s", "wire s", "decode s"):
+    tiers = any(row.inside_bytes and row.between_bytes for row in rows)  # several hosts, of several ranks
+    sent = ["uncompressed", "on the wire", *(["inside hosts", "between hosts"] if tiers else [])]
+    times = [f"{what} {'ms' if steps else 's'}" for what in ("encode", "under way", "decode")]
+    for heading in ("calls", *sent, "ratio", *times):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
     shown = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS - 1]
     for row in shown:
         codec = row.codec if row.codec != "none" else "uncompressed"
-        table.add_row(row.axis, row.op, codec, *_cells(row), row.reason)
+        table.add_row(row.axis, row.op, codec, *_cells(row, tiers, steps), _reason(row))
     rest = rows[len(shown) :]
     if rest:
-        table.add_row("", f"{len(rest)} kinds more", "", *_cells(_sum(rest)), "")
+        table.add_row("", f"{len(rest)} kinds more", "", *_cells(_sum(rest), tiers, steps), "")
     table.add_section()
-    table.add_row("total", "", "", *_cells(_sum(rows)), "")
+    table.add_row("total", "", "", *_cells(_sum(rows), tiers, steps), "")
     return table
+
+
+def _reason(row: StatRow) -> str:
+    """Return why a row's codec was chosen, and where it sent more than uncompressed, why that is."""
+    if row.wire_bytes * _MORE <= row.plain_bytes or not row.calls:
+        return row.reason
+    small = row.raw_bytes < _SMALL_BYTES * row.calls
+    more = (
+        "small messages: each has a head, and goes to all at once"
+        if small
+        else "by an algorithm of fewer rounds"
+    )
+    return f"{row.reason}; sends more, {more}"
 
 
 def _sum(rows: Iterable[StatRow]) -> StatRow:
@@ -132,8 +195,16 @@ def _sum(rows: Iterable[StatRow]) -> StatRow:
     return total
 
 
-def _cells(row: StatRow) -> tuple[str, ...]:
+def _ms(value: float) -> str:
+    return f"{value:,.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def _cells(row: StatRow, tiers: bool, steps: int) -> tuple[str, ...]:
     ratio = f"{row.plain_bytes / row.wire_bytes:.3g}" if row.wire_bytes else ""
+    sent = [row.plain_bytes, row.wire_bytes, *([row.inside_bytes, row.between_bytes] if tiers else [])]
     times = (row.encode_seconds, row.wire_seconds, row.decode_seconds)
+    if steps:
+        each = (size(count / steps) for count in sent)
+        return (f"{row.calls / steps:.4g}", *each, ratio, *(_ms(1e3 * t / steps) for t in times))
     seconds = (f"{t:.3f}" if t < 10 else f"{t:.1f}" for t in times)
-    return (f"{row.calls}", size(row.plain_bytes), size(row.wire_bytes), ratio, *seconds)
+    return (f"{row.calls}", *map(size, sent), ratio, *seconds)

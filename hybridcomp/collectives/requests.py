@@ -7,11 +7,13 @@ thread would wait for the other's lock.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from mpi4py import MPI
 
@@ -20,30 +22,71 @@ from hybridcomp.collectives.execution.callbacks import Call, callbacks
 from hybridcomp.collectives.execution.timeouts import check_timeout
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.unraisable import report
+from hybridcomp.native import kernels
+from hybridcomp.pmi.library import address
+
+_test = MPI.Request.Test
+_pid = os.getpid()  # MPI's process; a fork of it is another
 
 called_back: set[object] = set()
 """A token for each generalized request that MPI has not freed."""
 
 
+class Passer(Protocol):
+    """Communicator that passes operations to MPI."""
+
+    def take_over(
+        self, request: MPI.Request, op: str, peer: int | None, number: int, status: MPI.Status | None
+    ) -> engine.Request:
+        """Have the engine go on with an operation that MPI has."""
+
+    def waited(self, request: MPI.Request, status: MPI.Status | None, peer: int | None) -> bool:
+        """Poll an operation that MPI has for a moment; return whether it has ended."""
+
+    def explained(self, error: MPI.Exception, peer: int | None) -> Exception:
+        """Return the error to raise for one of MPI's."""
+
+    @property
+    def timeout(self) -> float:
+        """Return the seconds that any operation may take."""
+
+
+# Operation that MPI has, of which the engine knows nothing: its communicator, its name, the rank at the other end (None
+# for a collective), its number, and the time of its start by time.perf_counter.
+Begun = tuple[Passer, str, int | None, int, float]
+
+
 class Request(MPI.Request):
     """Request of mpi4py's that stands for operations in flight.
 
-    MPI sees a generalized request, so that ``MPI.Request.Waitall`` and its kin take it among others. They wait in
-    MPI while the background thread makes progress; :meth:`wait` is faster, and knows a timeout.
-
-    Attributes:
-        operations: operations that it waits for: one, or the send and the receive of a Sendrecv.
-        status: status of a receive, valid once the receive is done: source, tag and count.
+    Of an operation that no policy compresses it is MPI's own request. Where that is not done soon after a wait has
+    begun, and for any other operation, MPI sees a generalized request (:class:`Generalized`). ``MPI.Request.Waitall``
+    and its kin take both among others; they wait inside MPI, without a timeout, while the background thread makes
+    progress with what is not MPI's alone. :meth:`wait` and :meth:`Wait` know the communicator's timeout.
     """
 
-    operations: tuple[engine.Request, ...]
-    status: MPI.Status | None
-    _general: MPI.Grequest
-    _calls: tuple[Call, ...] = ()  # callbacks that are due, or have run
+    _operations: tuple[engine.Request, ...] = ()
+    _status: MPI.Status | None = None
+    _general: Any = None  # the generalized request: MPI's, or compiled code's where ``_token`` is None
+    _token: object = None  # of MPI's: in ``called_back`` until MPI has freed it
+    begun: Begun | None = None  # set by who makes a request of an operation that MPI has
+    _calls: list[Call] | tuple[()] = ()  # callbacks that are due, or have run
 
     def __new__(cls, *operations: engine.Request) -> Request:
         """Make a request of started operations; the last one's status is its own."""
-        status = operations[-1].status
+        self = super().__new__(cls)
+        self._stand_for(operations)
+        return self
+
+    def _stand_for(self, operations: tuple[engine.Request, ...]) -> None:
+        """Become a generalized request of started operations."""
+        self._operations, self._calls = operations, []
+        self._status = status = operations[-1].status
+        if status is None and len(operations) == 1:
+            # It cannot be cancelled, and has no status to tell: MPI needs to ask nothing of Python.
+            self._general = _general_requests().begin(self)
+            operations[0].stand_behind(self._general)
+            return
 
         def query(given: MPI.Status) -> None:
             if status is not None:
@@ -54,23 +97,71 @@ class Request(MPI.Request):
                 for operation in operations:
                     operation.cancel()
 
+        self.__class__ = Generalized
         token = object()
         called_back.add(token)
         free = functools.partial(called_back.discard, token)  # MPI's last call of the three, also at exit
         general = MPI.Grequest.Start(query, free, cancel)
-        self = super().__new__(cls, general)
-        self.operations, self.status, self._general = operations, status, general
-        left = list(operations)
+        copy_handle(general, self)
+        self._general, self._token = general, token
+        left = list(operations)  # counted by one call of the interpreter: two may end in two threads at once
 
-        def ended(operation: engine.Request) -> None:
-            left.remove(operation)
-            if not left:
+        def ended(_: engine.Request) -> None:
+            if left.pop() is operations[0]:
                 general.Complete()
 
         with deferral:
             for operation in operations:
                 operation.add_done_callback(ended)
-        return self
+
+    def _take_over(self) -> None:
+        """Have the engine go on with an operation that MPI has."""
+        begun, self.begun = self.begun, None
+        if begun is None:
+            return
+        comm, op, peer, number, _ = begun
+        status = MPI.Status() if op == "recv" else None
+        mpi = MPI.Request(self)
+        with deferral:
+            self._stand_for((comm.take_over(mpi, op, peer, number, status),))
+
+    def generalize(self) -> None:
+        """Become a generalized request, whose handle others may hold and wait for, if this is MPI's own."""
+        self._take_over()
+
+    def _waited(self, status: MPI.Status | None) -> bool:
+        """Wait a moment for an operation that MPI has; return whether it has ended."""
+        begun = self.begun
+        assert begun is not None
+        comm, op, peer, _, _ = begun
+        if status is None and op == "recv":
+            status = MPI.Status()
+        self._status = status
+        try:
+            done = _test(self, status)
+        except MPI.Exception as error:
+            raise comm.explained(error, peer) from None
+        if done or comm.waited(self, status, peer):
+            self.begun = None
+            return True
+        self._take_over()
+        return False
+
+    @property
+    def passed(self) -> bool:
+        """Tell whether this is MPI's own request."""
+        return self.begun is not None
+
+    @property
+    def operations(self) -> tuple[engine.Request, ...]:
+        """Return the operations that it waits for: one, or the send and the receive of a Sendrecv."""
+        self._take_over()
+        return self._operations
+
+    @property
+    def status(self) -> MPI.Status | None:
+        """Return the status of a receive, valid once the receive is done: source, tag and count."""
+        return self._status
 
     @property
     def what(self) -> str:
@@ -80,16 +171,18 @@ class Request(MPI.Request):
     @property
     def done(self) -> bool:
         """Tell whether all operations have ended, well or not, and the callbacks have run."""
+        if self.begun is not None:
+            return self.Get_status()
         return self._over and all(call.ended for call in self._calls)
 
     @property
     def _over(self) -> bool:
-        return all(operation.done for operation in self.operations)
+        return all(operation.done for operation in self._operations)
 
     @property
     def exception(self) -> BaseException | None:
         """Return the first error with which an operation ended."""
-        return next((o.exception for o in self.operations if o.exception is not None), None)
+        return next((o.exception for o in self._operations if o.exception is not None), None)
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> None:
         """Call ``fn(self)`` when all operations have ended, or at once if they have.
@@ -105,17 +198,18 @@ class Request(MPI.Request):
             except Exception as error:
                 report(error, f"{fn!r}, a callback of {self.what}")
 
+        self._take_over()
         if self._over:
             call()
             return
-        left, within = list(self.operations), callbacks.current
+        left, within, calls = list(self._operations), callbacks.current, self._calls
+        assert isinstance(calls, list)
 
         def ended(operation: engine.Request) -> None:
-            left.remove(operation)
-            if not left:
-                self._calls += (callbacks.submit(call, operation, within),)
+            if left.pop() is self._operations[0]:
+                calls.append(callbacks.submit(call, operation, within))
 
-        for operation in self.operations:
+        for operation in self._operations:
             operation.add_done_callback(ended)
 
     def _call_back(self) -> None:
@@ -132,19 +226,20 @@ class Request(MPI.Request):
             CollectiveTimeoutError: an operation did not end in time.
             HybridcompError: the error of an operation.
         """
-        wait_for(self.operations, timeout)
+        if timeout is not None:
+            check_timeout(timeout)
+        if self.begun is not None and self._waited(None):
+            return
+        wait_for(self._operations, timeout)
         self._call_back()
         self._release(None)
 
     def test(self) -> bool:  # type: ignore[override]
         """Make progress once; return whether all operations have ended. Raises their error."""
-        if self._tested():
-            self._release(None)
-            return True
-        return False
+        return self.Test()
 
     def _tested(self) -> bool:
-        done = [operation.test() for operation in self.operations]  # each makes progress
+        done = [operation.test() for operation in self._operations]  # each makes progress
         if all(done) and self._calls:
             callbacks.run_waiting()
         return all(done) and self.done
@@ -158,25 +253,58 @@ class Request(MPI.Request):
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:
         """Wait as :meth:`wait` does, and fill ``status``."""
-        wait_for(self.operations, None)
-        self._call_back()
+        if self.begun is not None and self._waited(status):
+            return True
+        for operation in self._operations:
+            operation.wait()
+        if self._calls:
+            self._call_back()
         self._release(status)
         return True
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Test as :meth:`test` does, and fill ``status`` once the operations have ended."""
+        begun = self.begun
+        if begun is not None:
+            comm, op, peer, _, since = begun
+            if op == "recv" and status is None:
+                status = MPI.Status()
+            try:
+                done = _test(self, status)
+            except MPI.Exception as error:
+                raise comm.explained(error, peer) from None
+            if done:
+                self._status, self.begun = status, None
+                return True
+            if time.perf_counter() - since < comm.timeout:
+                return False
+            self._take_over()  # which ends it in time
         if self._tested():
             self._release(status)
             return True
         return False
 
     def _release(self, status: MPI.Status | None) -> None:
+        if self._token is None:
+            if self._general is not None:
+                self._general.release(self, 0 if status is None else MPI._addressof(status))
+            return
         with deferral:  # an error of a signal's handler in a function that MPI calls would become MPI's
-            if self != MPI.REQUEST_NULL:
+            if self != MPI.REQUEST_NULL and self._token in called_back:
                 super().Wait(status)
 
+
+class Generalized(Request):
+    """Request that MPI sees as a generalized one with functions of Python's: MPI keeps it until it is complete.
+
+    A class of its own, since Python calls ``__del__`` for every object whose class has it: a tenth of what a message
+    that is MPI's alone may cost.
+    """
+
     def __del__(self) -> None:
-        # MPI keeps the request until it is complete. An interpreter that ends refuses MPI's calls of its functions.
+        if self._token not in called_back:  # MPI's own, or freed by way of another object of mpi4py's
+            return
+        # An interpreter that ends refuses MPI's calls of its functions.
         if self != MPI.REQUEST_NULL and not (sys.is_finalizing() or MPI.Is_finalized()):
             with deferral:
                 super().Free()
@@ -189,9 +317,29 @@ def wait_for(operations: Sequence[engine.Request], timeout: float | None) -> Non
         operation.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
+@functools.cache
+def _general_requests() -> Any:
+    """Return the maker of generalized requests that compiled code ends; their status is that of nothing received."""
+    names = ("MPI_Grequest_start", "MPI_Grequest_complete", "MPI_Wait", "MPI_Request_free", "MPI_Finalized")
+    status = MPI.Status()
+    status.Set_source(MPI.ANY_SOURCE)
+    status.Set_tag(MPI.ANY_TAG)
+    status.Set_elements(MPI.BYTE, 0)
+    status.Set_cancelled(False)
+    raw = ctypes.string_at(MPI._addressof(status), MPI._sizeof(MPI.Status))
+    request_at = MPI._addressof(MPI.REQUEST_NULL) - id(MPI.REQUEST_NULL)
+    functions = [address(name) for name in names]
+    return kernels().GeneralRequests(functions, raw, request_at, MPI._sizeof(MPI.Request), MPI.Exception)
+
+
 def copy_status(source: MPI.Status, target: MPI.Status) -> None:
     """Copy a receive's status: source, tag, count and whether it was cancelled."""
     target.Set_source(source.Get_source())
     target.Set_tag(source.Get_tag())
     target.Set_elements(MPI.BYTE, max(0, source.Get_elements(MPI.BYTE)))
     target.Set_cancelled(source.Is_cancelled())
+
+
+def copy_handle(source: Any, target: Any) -> None:
+    """Have an object of mpi4py's stand for what another one of its kind stands for."""
+    ctypes.memmove(MPI._addressof(target), MPI._addressof(source), MPI._sizeof(source))

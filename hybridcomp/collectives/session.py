@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from mpi4py import MPI
 
@@ -12,26 +13,28 @@ from hybridcomp.arrays import Flat
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.agreement.agreement import Preparation
 from hybridcomp.collectives.agreement.consistency import Comparison, described, in_detail
-from hybridcomp.collectives.agreement.making import LEAST_SECONDS, Founding, Parts, make
+from hybridcomp.collectives.agreement.making import LEAST_SECONDS, Components, Founding, make
 from hybridcomp.collectives.algorithms.schedules import Schedules
 from hybridcomp.collectives.algorithms.selection import own_settings
 from hybridcomp.collectives.automatic import Automatic
 from hybridcomp.collectives.choices import Choices, CodecLike, explicit_choice
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.device.cuda_aware import awareness
-from hybridcomp.collectives.engine.groups import join_for_messages, may_use_devices
+from hybridcomp.collectives.engine.groups import join_for_messages
 from hybridcomp.collectives.engine.messages import MessagePrograms
 from hybridcomp.collectives.engine.programs import Programs
-from hybridcomp.collectives.execution.completion import in_words
 from hybridcomp.collectives.execution.observing import in_flight, world_ranks
 from hybridcomp.collectives.execution.progress import Request, engine
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.execution.timeouts import check_timeout, is_timeout
 from hybridcomp.collectives.failure.release import release
-from hybridcomp.collectives.failure.watchdog import watched
-from hybridcomp.collectives.stats import Call, StatRow, StatTable
+from hybridcomp.collectives.failure.watchdog import in_words, watched
+from hybridcomp.collectives.requests import copy_handle
+from hybridcomp.collectives.stats import Call, StatRow, StatTable, leaving
 from hybridcomp.collectives.transport.mpi import MpiTransport
+from hybridcomp.collectives.transport.topology import said_hosts
 from hybridcomp.policy import Choice, Policy, default_policy, load_policy
+from hybridcomp.policy.auto.cost import Place
 from hybridcomp.policy.auto.decider import Decider
 from hybridcomp.top.publish import Activity
 
@@ -40,8 +43,11 @@ MANY = 1 << 40  # elements: more than any min_bytes
 NEVER = 1 << 62  # operations
 
 
-class Session:
+class Session(MPI.Intracomm):
     """State that a communicator's operations share.
+
+    It is a communicator of MPI's, too: the one that sends and receives run on. Whatever MPI itself does with it
+    (attributes, windows, files, pickled objects) does not meet the collectives of operations, which run on :attr:`mpi`.
 
     Attributes:
         policy: policy that chooses codecs; the same on all ranks.
@@ -51,6 +57,10 @@ class Session:
         warm: arrays that linear codecs keep of named messages: PowerSGD's Q.
         key: random number that tells it from other communicators; the same on all ranks.
         mpi: duplicate of the caller's communicator, which collectives run on.
+        transport: transport of collectives.
+        message_transport: transport of sends and receives.
+        message_programs: programs of single messages in the compiled engine; None where it is not in use.
+        world_ranks: number of each rank in the world.
         cuda_aware: whether every rank's MPI takes device pointers.
         spoilt: whether messages that no rank will take may be on their way: then the communicator is never freed.
         decider: decider of choices that the policy leaves to ``auto``; None where it leaves none.
@@ -58,9 +68,18 @@ class Session:
             data moves; not for blocking operations on plain arrays that MPI does in one call.
     """
 
+    step: int
+    feedback: ErrorFeedback
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
+        """Make MPI's null communicator, of which ``__init__`` makes this one."""
+        return MPI.Intracomm.__new__(cls)
+
     def __init__(
         self, comm: MPI.Comm | Founding, policy: Any, axis: str, timeout: float, detail: bool | None = None
     ) -> None:
+        if isinstance(comm, Session):
+            comm = comm._p2p
         self._axis = axis
         self._freed = False
         self.step = 0
@@ -71,12 +90,13 @@ class Session:
 
         def prepare() -> Preparation:
             variables.check(MPI.COMM_WORLD.Get_rank())
+            said_hosts(MPI.COMM_WORLD.Get_size())
             trace.joined(MPI.COMM_WORLD.Get_rank())
             settings = own_settings() if comm.rank == 0 else ""
             self._timeout = check_timeout(timeout)
             in_full = in_detail() if detail is None else detail
             chosen = default_policy() if policy is None else load_policy(policy)
-            return Preparation(chosen, awareness(), in_full, not may_use_devices(), settings)
+            return Preparation(chosen, awareness(), in_full, settings)
 
         parts = make(comm, axis, timeout if is_timeout(timeout) else LEAST_SECONDS, prepare)
         try:
@@ -85,34 +105,37 @@ class Session:
             parts.give_up(error)
             raise
 
-    def _take(self, parts: Parts) -> None:
+    def _take(self, parts: Components) -> None:
         """Begin with the parts that all ranks have made."""
         self._policy: Policy = parts.agreed.policy
         self._engine = engine()
         self.key = parts.agreed.key
         self.mpi, self._p2p = parts.mpi, parts.p2p
-        self.rank, self.size = self.mpi.Get_rank(), self.mpi.Get_size()
+        self._rank, self._size = self.mpi.Get_rank(), self.mpi.Get_size()
+        copy_handle(self._p2p, self)
         self._table = StatTable()
         self.cuda_aware = parts.agreed.awareness
         direct = self.cuda_aware.messages
         self._topology = parts.topology
+        self._away = parts.topology.away(self._rank)
         self._choices = Choices(self._topology.count)
         self._chooser = parts.chooser
         self._profile = parts.chooser.profile
-        self._automatic = Automatic(self)
+        place = Place(self._size, self._topology.count, self._topology.largest, parts.group is not None)
+        self._automatic = Automatic(self, place, weakref.WeakMethod(self._choose_anew))
         self._review_at = NEVER
-        self._schedules = Schedules(self._topology, self.rank, self._chooser)
+        self._schedules: Schedules = Schedules(self._topology, self.rank, self._chooser)
         self._group = parts.group
         self._programs: Programs | None = None
-        self._message_programs: MessagePrograms | None = None
+        self.message_programs: MessagePrograms | None = None
         if parts.group is not None:
             self._programs = Programs(parts.group, self._schedules)
-            self._message_programs = MessagePrograms(join_for_messages(self._p2p))
-        self._transport = MpiTransport(
-            self.mpi, self._topology, parts.shm_peers, direct=direct, group=parts.group
+            self.message_programs = MessagePrograms(join_for_messages(self._p2p, self._away))
+        self.transport: MpiTransport = MpiTransport(
+            self.mpi, self._topology, direct=direct, group=parts.group
         )
-        self._p2p_transport = MpiTransport(self._p2p, self._topology, direct=direct)
-        self._p2p_transport.post_queue.common = False
+        self.message_transport: MpiTransport = MpiTransport(self._p2p, self._topology, direct=direct)
+        self.message_transport.post_queue.common = False
         self.spoilt = False
         self._started = 0  # collectives so far: the same number on all ranks
         self._messages = 0  # sends and receives so far
@@ -120,40 +143,74 @@ class Session:
         self._notices = parts.notices
         if self._notices is not None:
             engine().listen(self._notices)
-        self._ranks = world_ranks(self.mpi)
+        self.world_ranks = world_ranks(self.mpi)
         self._decide()
         if trace.recorder is not None:
-            trace.recorder.group(self.key, self._ranks)
+            trace.recorder.group(self.key, self.world_ranks)
+
+    __hash__ = object.__hash__  # it has state of its own, by which sets and dictionaries tell it from others
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """Return the number of this rank."""
+        return self._rank
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """Return the number of ranks."""
+        return self._size
 
     def Free(self) -> None:
-        """Release MPI's resources, once all ranks have called this; no operation may be in flight. Collective.
+        """Release MPI's resources, once all ranks have called this and no operation is in flight. Collective.
 
-        A communicator on which an operation has failed, here or on another rank, is only silenced
+        It waits for no operation: those in flight end as if it had not been called, and a new one raises
+        ``MPI.Exception``. A communicator on which an operation has failed, here or on another rank, is only silenced
         (:mod:`~hybridcomp.collectives.failure.release`). Freeing it again has no effect.
         """
         if self._freed:
             return
         self._freed = True
+        # No collective of an operation's has run on the first one.
+        comms: list[MPI.Comm] = [self._p2p, self.mpi]
+        self._p2p = MPI.Intracomm()
+        copy_handle(self._p2p, self)
+        self._reconsider()
         with watched(f"Free on axis {self._axis!r}, rank {self.rank} of {self.size}", self._timeout):
-            self._release(spoilt=self.failed)
+            self._release(comms)
+
+    def Disconnect(self) -> None:
+        """Wait until the operations in flight here have ended, well or not; then do as :meth:`Free`. Collective."""
+        if not self._freed:
+            for operation in self._engine.unfinished(self.key):
+                self._engine.foreground.wait(operation, None)
+        self.Free()
+
+    def free(self) -> None:
+        """Release MPI's resources as :meth:`Free` does, if that has not been done."""
+        self.Free()
 
     @property
     def failed(self) -> bool:
         """Tell whether an operation is known to have failed, here or on another rank: MPI may still be at work."""
         told = self._notices is not None and self._notices.troubled
-        return self.spoilt or self._transport.failed or self._p2p_transport.failed or told
+        return self.spoilt or self.transport.failed or self.message_transport.failed or told
 
-    def _release(self, *, spoilt: bool) -> None:
-        comms: list[MPI.Comm] = [
-            self._p2p,
-            self.mpi,
-        ]  # no collective of an operation's has run on the first one
+    def _release(self, comms: list[MPI.Comm]) -> None:
         if self._comparison is not None:
             comms.append(self._comparison.comm)
+        under_way = self._engine.unfinished(self.key)
+
+        def spoilt() -> bool:
+            if self._notices is not None:
+                self._engine.silence(self._notices)
+            return self.failed or any(operation.exception is not None for operation in under_way)
+
+        release(comms, spoilt=spoilt, drain=self._drain, freed=self._give_back, under_way=under_way)
+
+    def _drain(self) -> None:
+        """Take the notices that ranks have sent each other while they waited for the last operations."""
         if self._notices is not None:
-            engine().silence(self._notices)
-            spoilt = spoilt or self._notices.troubled
-        release(comms, spoilt=spoilt, freed=self._give_back)
+            self._notices.drain()
 
     def _give_back(self) -> None:
         """Give back the engine's rings that the communicator holds: no rank uses them any more."""
@@ -233,6 +290,11 @@ class Session:
         self._axis = axis
         self._reconsider()
 
+    def _choose_anew(self) -> None:
+        """Forget what was chosen before the automatic policy has decided otherwise."""
+        self._choices.forget()
+        self._reconsider()
+
     def _reconsider(self) -> None:
         """Do nothing; a subclass drops here the results it has cached under an earlier policy, axis or timeout."""
 
@@ -252,12 +314,12 @@ class Session:
 
     def activity(self) -> Activity:
         """Return the activity of the communicator that ``hybridcomp top`` shows; may be called by any thread."""
-        flying = in_flight(engine().operations(self.key), self._ranks)
+        flying = in_flight(engine().operations(self.key), self.world_ranks)
         return Activity(self.key, self._axis, self.size, self._started, self._table.rows(), flying)
 
     # -- the policy ----------------------------------------------------------------------------------
 
-    def _choose(
+    def choose(
         self,
         op: str,
         data: Flat,
@@ -268,6 +330,18 @@ class Session:
         *,
         ahead: bool = False,
     ) -> Choice:
+        """Choose the codec of an operation: the call's own, or the policy's.
+
+        Args:
+            op: the policy's word for the operation.
+            data: array that the operation carries.
+            name, phase, codec: what the call says: see :mod:`.communicator`.
+            elements: number of elements that the policy is asked about; None for the array's shape.
+            ahead: as in :meth:`.Choices.choose`.
+
+        Raises:
+            CodecMismatchError: the call's codec cannot carry the array.
+        """
         if self.size == 1:
             return Choice(NONE, None, "one rank")
         if op != "send":  # not all ranks take part in a send
@@ -282,17 +356,19 @@ class Session:
 
     # -- starting ------------------------------------------------------------------------------------
 
-    def _call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
+    def new_call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
+        """Make the statistics of the operation that starts next: see :meth:`.OperationStarter.new_call`."""
         if self._comparison is not None and op not in ("send", "recv"):
             # Ranks that have started different operations before have taken different numbers of tags.
-            self._transport.begin(self._started + 1)
-        return Call(self.axis, op, choice.counted_as, choice.reason, raw, plain, about)
+            self.transport.begin(self._started + 1)
+        return Call(self._axis, op, choice.counted_as, choice.reason, raw, plain, about)
 
-    def _plain_call(self, op: str, raw: int, plain: int, **about: Any) -> Call:
+    def new_plain_call(self, op: str, raw: int, plain: int, **about: Any) -> Call:
+        """Make the statistics of an operation that no policy compresses."""
         reason = "never compressed" if op != "recv" else "as sent"
         return Call(self.axis, op, NONE.spec, reason, raw, plain, about)
 
-    def _start(
+    def start_steps(
         self,
         steps: Steps,
         call: Call,
@@ -301,17 +377,31 @@ class Session:
         status: MPI.Status | None = None,
         common: bool = True,
         counted: bool = True,
+        run: object = None,
     ) -> Request:
-        """Start an operation: ``common`` if all ranks take part in it, ``counted`` if statistics count it."""
+        """Start an operation.
+
+        Args:
+            steps, status, run: see :meth:`.Engine.start`.
+            call: statistics of the operation.
+            exact: whether it sends the bytes of an uncompressed operation; otherwise it counts its bytes itself.
+            common: whether all ranks take part in it.
+            counted: whether statistics count it here.
+        """
+        if self._freed:
+            raise self._gone(call.op)
+        if common and self._notices is not None and self._notices.undecided is not None:
+            self._await_refusals(call.op)
         if exact:
             call.wire_bytes = call.plain_bytes
+            call.between_bytes = leaving(call.plain_bytes, self._away, call.about.get("peer"))
         if common:
             self._started += 1
         else:
             self._messages += 1
         number = self._started if common else self._messages
-        what = (call.op, number, self._axis, self.rank, self.size)
-        if call.traced:
+        what = (call.op, number, self._axis, self._rank, self._size)
+        if trace.recorder is not None and call.traced:
             self._place(call, number)
         if self.on_start is not None:
             self.on_start(call)
@@ -319,7 +409,9 @@ class Session:
             steps = self._counted(steps, call, status)
         if self._comparison is not None and common:
             steps = self._comparison.before(steps, number, in_words(what), described(call), call.exchanged)
-        return engine().start(
+        if self._notices is not None and call.memory == "device":
+            self._notices.on_device(number)
+        return self._engine.start(
             steps,
             what,
             self._timeout,
@@ -328,23 +420,55 @@ class Session:
             notices=self._notices if common else None,
             number=number,
             communicator=self.key,
+            run=run,
         )
+
+    def _await_refusals(self, op: str) -> None:
+        """Wait until what this rank has refused is known to have begun nowhere: the next operation would meet it.
+
+        Raises:
+            MismatchError, CollectiveTimeoutError: see :meth:`.Engine.await_refusals`; the other ranks are told.
+        """
+        notices = self._notices
+        if notices is None or notices.undecided is None:
+            return
+        what = f"{op} on axis {self._axis!r}, rank {self.rank} of {self.size}"
+        try:
+            engine().await_refusals(notices, what, self._timeout)
+        except Exception as error:
+            self._refuse(error)
+            raise
+
+    def _refuse(self, error: Exception) -> None:
+        """Tell the other ranks of a collective that fails here before anything has begun."""
+        if self._freed:
+            return
+        self._started += 1
+        if self._notices is not None:
+            engine().refuse(self._notices, self._started, error)
 
     def _counted(self, steps: Steps, call: Call, status: MPI.Status | None) -> Steps:
         yield from steps
         if call.place is not None and status is not None:  # a receive knows its message only now
             source = status.Get_source()
             if 0 <= source < self.size:
-                call.place |= {"peer": self._ranks[source], "tag": status.Get_tag()}
+                call.place |= {"peer": self.world_ranks[source], "tag": status.Get_tag()}
         self._table.add(call)
 
     def _place(self, call: Call, number: int) -> None:
         """Note the place of an operation among those of its communicator, for the trace."""
         if trace.recorder is not None:
-            trace.recorder.group(self.key, self._ranks)
+            trace.recorder.group(self.key, self.world_ranks)
         call.place = {"comm": f"{self.key:x}", "n": number, **(call.place or {})}
 
-    def _check_rank(self, rank: int, what: str) -> None:
+    def _gone(self, op: str) -> MPI.Exception:
+        """Return MPI's error for an operation on a communicator that was freed."""
+        error = MPI.Exception(MPI.ERR_COMM)
+        error.add_note(f"{op} on axis {self._axis!r}, rank {self.rank} of {self.size}: it was freed")
+        return error
+
+    def check_rank(self, rank: int, what: str) -> None:
+        """Raise MPI's error for a number that is no rank's; ``what`` is ``"root"`` or another word for the rank."""
         if not 0 <= rank < self.size:
             error = MPI.Exception(MPI.ERR_ROOT if what == "root" else MPI.ERR_RANK)
             error.add_note(f"{what} is {rank}; this communicator has ranks 0 to {self.size - 1}")

@@ -55,24 +55,37 @@ class OperationStarter(abc.ABC, Generic[Started]):
     """The ways to start operations whose messages are encoded; each returns a ``Started``.
 
     Attributes:
-        rank: number of this rank among those that take part.
-        size: number of ranks that take part.
         step: training step, for codecs that draw random numbers.
         feedback: error-feedback memory of named messages.
         warm: arrays that linear codecs keep of named messages.
         decider: decider of choices that the policy leaves to ``auto``; None where it leaves none.
+        transport: transport of the messages.
+        coalesced_below: bytes below which the arrays of a linear codec's round are summed in one operation.
     """
 
-    rank: int
-    size: int
     step: int
     feedback: ErrorFeedback
     warm: dict[str, Array]
     decider: Decider | None = None
-    _transport: Any  # a Transport, whose kind a subclass says
+    transport: Any  # a Transport, whose kind a subclass says
     _schedules: Schedules
     _stream_from = STREAM_BYTES  # bytes from which results are written past the caches
-    _coalesced = 1 << 20  # bytes: smaller arrays of a linear codec's round are summed in one operation
+    coalesced_below = 1 << 20  # bytes: smaller arrays of a linear codec's round are summed in one operation
+
+    @property
+    @abc.abstractmethod
+    def rank(self) -> int:
+        """Return the number of this rank among those that take part."""
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Return the number of ranks that take part."""
+
+    @property
+    @abc.abstractmethod
+    def hosts(self) -> int:
+        """Return the number of hosts that these ranks are on."""
 
     def review(self) -> None:
         """Review the decisions of ``auto``, if that is due; called before an operation whose choice is asked for."""
@@ -102,14 +115,14 @@ class OperationStarter(abc.ABC, Generic[Started]):
         """Return the mesh axis that the ranks span."""
 
     @abc.abstractmethod
-    def _call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
+    def new_call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
         """Make the statistics of the operation that starts next."""
 
     @abc.abstractmethod
-    def _start(self, steps: Steps, call: Call) -> Started:
+    def start_steps(self, steps: Steps, call: Call) -> Started:
         """Start an operation; return its request."""
 
-    def _carried(
+    def start_carried(
         self,
         algorithm: Algorithm,
         codec: Codec,
@@ -132,7 +145,7 @@ class OperationStarter(abc.ABC, Generic[Started]):
         send, recv, device, loads, written = operands
         given = send if recv is None else recv
         assert given is not None
-        t: Transport = self._transport
+        t: Transport = self.transport
         dtype = given.dtype
         encodes = bool(device) and not on_host and has_driver(codec)
         if encodes:
@@ -159,7 +172,7 @@ class OperationStarter(abc.ABC, Generic[Started]):
                     after=after,
                 )
 
-        return self._start(steps(), call)
+        return self.start_steps(steps(), call)
 
     def start_failed(self, op: str, error: Exception) -> Started:
         """Start an operation that fails at once, for one that could not begin here, so that other ranks are told."""
@@ -168,9 +181,9 @@ class OperationStarter(abc.ABC, Generic[Started]):
             yield from ()
             raise error
 
-        return self._start(steps(), Call(self.axis, op, "none", "it could not begin", 0, 0))
+        return self.start_steps(steps(), Call(self.axis, op, "none", "it could not begin", 0, 0))
 
-    def _scheduled(
+    def start_scheduled(
         self,
         key: OperationKey,
         call: Call,
@@ -179,31 +192,40 @@ class OperationStarter(abc.ABC, Generic[Started]):
         algorithm: str | None = None,
         feedback: Callable[[Carrier], Any] | None = None,
     ) -> Started:
-        """Start an operation whose messages are encoded: in the compiled engine, else step by step in Python.
+        """Start an operation whose messages are encoded.
+
+        Where its arrays lie on a device, and its codec has kernels for one, it is done step by step in Python, else in
+        the compiled engine, if it is in use. All ranks must have their arrays in one kind of memory.
 
         Args:
             key: key of the operation.
             call: statistics of the operation.
             operands: buffers of the operation.
             algorithm: algorithm that the caller asks for; None to choose.
-            feedback: as in :meth:`_carried`.
+            feedback: as in :meth:`start_carried`.
         """
-        start = self._compiled(key, algorithm)
-        if start is not None:
-            return start(call, operands, feedback=feedback)
-        key = key._replace(compresses=True)
-        schedule = self._schedules.find(key, algorithm)
+        found = None
+        framed = key._replace(compresses=True)
+        if operands.device and has_driver(key.codec):
+            found = self._schedules.find(framed, algorithm)
+        if found is None or found[0].on_host:  # message sizes decide, which a device does not tell in time
+            start = self.find_compiled(key, algorithm)
+            if start is not None:
+                return start(call, operands, feedback=feedback)
+        else:
+            call.memory = "device"
+        schedule, codec = found or self._schedules.find(framed, algorithm)
         tags = self._tags()
-        return self._carried(
+        return self.start_carried(
             lambda carrier, s, r, memory: run_schedule(carrier, schedule, s, r, tags, memory),
-            key.codec,
+            codec,
             call,
             operands,
-            on_host=schedule.on_host,  # message sizes decide, which a device does not tell in time
+            on_host=schedule.on_host,
             feedback=feedback,
         )
 
-    def _compiled(self, key: OperationKey, algorithm: str | None) -> Callable[..., Started] | None:
+    def find_compiled(self, key: OperationKey, algorithm: str | None) -> Callable[..., Started] | None:
         """Find an operation's program in the compiled engine; None where the engine does not run it, or is not in use.
 
         Returns:
@@ -211,38 +233,33 @@ class OperationStarter(abc.ABC, Generic[Started]):
         """
         return None
 
-    def _start_joined(
-        self,
-        key: OperationKey,
-        extents: Sequence[tuple[int, int]],
-        call: Callable[[], Call],
-        data: Flat,
-        feedback: Callable[[Carrier], Any],
-    ) -> Started | None:
-        """Start one operation on parts of an array in host memory, in place; None where several operations are as good.
+    def find_joined(
+        self, key: OperationKey, extents: Sequence[tuple[int, int]]
+    ) -> Callable[..., Started] | None:
+        """Find the program of one operation on parts of an array in host memory; None where several are as good.
 
         Args:
             key: key of the operation, with the element count of each part as its counts.
             extents: first element and element count of each part.
-            call: function that makes the statistics, once the operation is known to start.
-            data: array with the parts.
-            feedback: as in :meth:`_carried`.
+
+        Returns:
+            Function that starts it, as that of :meth:`find_compiled`.
         """
         return None
 
     # -- the sums of linear codecs -------------------------------------------------------------------
 
-    def _reserve(self) -> Any:
+    def reserve(self) -> Any:
         """Reserve the tags for the messages of one sum, in program order."""
         return self._tags()
 
-    def _sum_array(
+    def sum_array(
         self, carrier: Carrier, flat: Flat, key: OperationKey, algorithm: str | None, reserved: Any
     ) -> Steps:
         """Sum an array over the ranks: see :data:`~.data_path.linear.SumArray`."""
-        how = self._schedules.find(key._replace(compresses=True), "direct" if key.fold else algorithm)
+        how, _ = self._schedules.find(key._replace(compresses=True), "direct" if key.fold else algorithm)
         fold = FOLDS[key.fold] if key.fold else None
         return run_schedule(carrier, how, flat, flat, reserved, fold=fold)
 
     def _tags(self) -> list[int]:
-        return [self._transport.tag() for _ in range(TAGS)]
+        return [self.transport.tag() for _ in range(TAGS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 
 from hybridcomp import trace
 
+# Work of the compiled engine: bytes sent, those in shared memory, those to other hosts; seconds to encode and decode.
+Tally = tuple[int, int, int, float, float]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -31,6 +34,8 @@ class StatRow:
         shared_bytes: part of ``wire_bytes`` that ranks of the same host read in place, in shared memory.
         encode_seconds, decode_seconds: seconds in kernels, on this rank.
         wire_seconds: rest of the time between start and end.
+        between_bytes: part of ``wire_bytes`` that went to ranks of other hosts. Of MPI's own collectives, whose way MPI
+            chooses, it is the share of those among the other ranks.
     """
 
     axis: str
@@ -45,6 +50,12 @@ class StatRow:
     encode_seconds: float = 0.0
     wire_seconds: float = 0.0
     decode_seconds: float = 0.0
+    between_bytes: int = 0
+
+    @property
+    def inside_bytes(self) -> int:
+        """Return the part of ``wire_bytes`` that went to ranks of the same host."""
+        return self.wire_bytes - self.between_bytes
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -70,6 +81,7 @@ class StatRow:
         self.plain_bytes += other.plain_bytes
         self.wire_bytes += other.wire_bytes
         self.shared_bytes += other.shared_bytes
+        self.between_bytes += other.between_bytes
         self.encode_seconds += other.encode_seconds
         self.wire_seconds += other.wire_seconds
         self.decode_seconds += other.decode_seconds
@@ -81,6 +93,7 @@ class StatRow:
         self.plain_bytes -= other.plain_bytes
         self.wire_bytes -= other.wire_bytes
         self.shared_bytes -= other.shared_bytes
+        self.between_bytes -= other.between_bytes
         self.encode_seconds -= other.encode_seconds
         self.wire_seconds -= other.wire_seconds
         self.decode_seconds -= other.decode_seconds
@@ -130,12 +143,26 @@ class Call(StatRow):
     Attributes:
         about: other properties that must be alike on all ranks, by name: count, dtype, root, reduction.
         began: start of the operation, by :func:`time.perf_counter`.
+        carries: number of calls that it carries as one: a hook's parameters.
         exchanged: numbers of elements that this rank sends to each rank and receives from each, where ranks give their
             own; None elsewhere.
         place: keys that find a traced operation in the traces of other ranks.
+        memory: ``"device"`` where arrays on a device have the operation take another way than arrays in host memory,
+            ``"host"`` where it takes theirs, the engine's; None where it goes the same way for both.
     """
 
-    __slots__ = ("_decoding", "_encoding", "_parts", "_recorder", "about", "began", "exchanged", "place")
+    __slots__ = (
+        "_decoding",
+        "_encoding",
+        "_parts",
+        "_recorder",
+        "about",
+        "began",
+        "carries",
+        "exchanged",
+        "memory",
+        "place",
+    )
 
     def __init__(
         self,
@@ -157,8 +184,10 @@ class Call(StatRow):
             self._encoding = TracedClock("encode", self._parts)
             self._decoding = TracedClock("decode", self._parts)
         self.about = about
+        self.carries = 1
         self.exchanged: tuple[Sequence[int], Sequence[int]] | None = None
         self.place: dict[str, Any] | None = None
+        self.memory: str | None = None
         self.began = time.perf_counter()
 
     @property
@@ -179,13 +208,12 @@ class Call(StatRow):
         """Count the time inside as decoding."""
         return self._decoding
 
-    def tally(
-        self, counts: tuple[int, int, float, float], intervals: Sequence[tuple[str, float, float]]
-    ) -> None:
-        """Count the work of the compiled engine: bytes on wires and in shared memory, seconds in kernels."""
-        wire, shared, encoding, decoding = counts
+    def tally(self, counts: Tally, intervals: Sequence[tuple[str, float, float]]) -> None:
+        """Count the work of the compiled engine."""
+        wire, shared, between, encoding, decoding = counts
         self.wire_bytes += wire
         self.shared_bytes += shared
+        self.between_bytes += between
         self._encoding.seconds += encoding
         self._decoding.seconds += decoding
         if self._recorder is not None:
@@ -202,6 +230,8 @@ class Call(StatRow):
             root = self.about.get("root")
             place = {} if self.place is None else self.place
             more = place if root is None else place | {"root": root}
+            if self.carries > 1:
+                more = {**more, "calls": self.carries}
             record(self._recorder, self, self.began, ended, self._parts, self.about.get("name"), more)
 
 
@@ -223,7 +253,7 @@ def record(
         parts: intervals of encoding and decoding.
         name: name of the data that the operation carries.
         place: keys that find the operation in the traces of other ranks: ``comm``, ``n``, for a message also ``peer``
-            and ``tag``, for other operations ``root`` where they have one.
+            and ``tag``, for other operations ``root`` where they have one, and ``calls`` where they carry several.
     """
     args: dict[str, Any] = {
         "axis": row.axis,
@@ -251,8 +281,11 @@ class StatTable:
     def add(self, call: Call) -> None:
         """Close a call and add it to the totals of its kind."""
         call.close()
-        row = self.row(call)
+        key = (call.axis, call.op, call.codec, call.reason)
         with self._lock:
+            row = self._rows.get(key)
+            if row is None:
+                row = self._rows[key] = StatRow(*key)
             row.add(call)
 
     def row(self, call: Call) -> StatRow:
@@ -270,7 +303,8 @@ class StatTable:
         raw: int,
         plain: int,
         seconds: float,
-        tally: tuple[int, int, float, float] | None = None,
+        tally: Tally | None = None,
+        between: int = 0,
     ) -> None:
         """Count operations in ``row``, one of this table's.
 
@@ -279,18 +313,30 @@ class StatTable:
             calls: number of operations.
             raw, plain: raw and plain bytes of each operation.
             seconds: seconds of all operations together.
-            tally: work of the engine in all: see :meth:`Call.tally`; None where MPI sent ``plain`` bytes in each.
+            tally: work of the engine in all; None where MPI sent ``plain`` bytes in each.
+            between: bytes in all that MPI sent to other hosts.
         """
-        wire, shared, encoding, decoding = (calls * plain, 0, 0.0, 0.0) if tally is None else tally
+        wire, shared, between, encoding, decoding = tally or (calls * plain, 0, between, 0.0, 0.0)
         with self._lock:
             row.calls += calls
             row.raw_bytes += calls * raw
             row.plain_bytes += calls * plain
             row.wire_bytes += wire
             row.shared_bytes += shared
+            row.between_bytes += between
             row.encode_seconds += encoding
             row.decode_seconds += decoding
             row.wire_seconds += max(0.0, seconds - encoding - decoding)
+
+    def count_all(self, row: StatRow, calls: int, raw: int, plain: int, seconds: float, between: int) -> None:
+        """Count operations of MPI's in ``row``; ``raw``, ``plain`` and ``between`` are the bytes of all together."""
+        with self._lock:
+            row.calls += calls
+            row.raw_bytes += raw
+            row.plain_bytes += plain
+            row.wire_bytes += plain
+            row.between_bytes += between
+            row.wire_seconds += seconds
 
     def rows(self) -> list[StatRow]:
         """Return copies of the rows, sorted by axis, operation and codec."""
@@ -298,6 +344,20 @@ class StatTable:
             return [row.copy() for _, row in sorted(self._rows.items()) if row.calls]
 
 
+def leaving(nbytes: int, away: Sequence[bool], peer: int | None = None) -> int:
+    """Return the bytes of one of MPI's operations that leave a host.
+
+    Args:
+        nbytes: bytes that this rank sends.
+        away: for each rank, whether it is on another host.
+        peer: rank that gets them, negative for none; None for all ranks, by a way that MPI chooses.
+    """
+    if peer is not None:
+        return nbytes if 0 <= peer < len(away) and away[peer] else 0
+    return nbytes * sum(away) // max(1, len(away) - 1)
+
+
+@functools.lru_cache(4096)
 def allreduce_bytes(nbytes: int, ranks: int) -> int:
     """Return the bytes that a rank sends in an uncompressed all-reduce by the usual algorithms."""
     return 2 * (ranks - 1) * nbytes // ranks

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.demo.machine import facts
+from hybridcomp import style
+from hybridcomp.demo.machine import provenance
 from hybridcomp.demo.page import page
 from hybridcomp.demo.picture import draw
 from hybridcomp.demo.report import Report, compare
@@ -21,7 +22,7 @@ from hybridcomp.files import write_bytes, write_text
 def write_report(outcome: Outcome, out: Path) -> Report:
     """Write ``results.json``, ``demo.png`` and ``demo.html`` into ``out`` and return the comparison."""
     report = compare(outcome)
-    machine = facts(outcome.kind)
+    origin = provenance(outcome.kind)
     values: dict[str, Any] = {
         "plan": asdict(outcome.plan),
         "kind": outcome.kind,
@@ -29,12 +30,13 @@ def write_report(outcome: Outcome, out: Path) -> Report:
         "rows": [asdict(row) for row in report.rows],
         "step_seconds": {name: record.step_seconds for name, record in outcome.records.items()},
         "commands": outcome.commands,
-        "machine": machine,
+        **origin,
         "seconds": outcome.seconds,
         "sentences": [*report.sentences, *outcome.notes],
     }
     write_text(out / "results.json", json.dumps(values, indent=2) + "\n")
     picture = draw(outcome, report)
     write_bytes(out / "demo.png", picture)
-    write_text(out / "demo.html", page(outcome, report, picture, machine))
+    on_dark = draw(outcome, report, style.DARK)
+    write_text(out / "demo.html", page(outcome, report, (picture, on_dark), origin["machine"]))
     return report

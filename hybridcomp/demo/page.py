@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import datetime
 import html
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,23 @@ TRAFFIC = ("axis", "op", "codec", "calls", "raw_bytes", "plain_bytes", "wire_byt
 TRAFFIC_HEADINGS = ("axis", "operation", "codec", "calls", "given", "uncompressed", "sent", "why")
 
 
-def page(outcome: Outcome, report: Report, picture: bytes, machine: Mapping[str, str]) -> str:
-    """Return the page: the findings in words, the table, ``picture`` (PNG), and how it was measured."""
+_ALTERNATIVE = (
+    "Left: loss over wall time for each policy. Right: bytes sent per axis of parallelism for each policy. The table "
+    "above holds the same figures."
+)
+
+
+def page(outcome: Outcome, report: Report, pictures: tuple[bytes, bytes], machine: Mapping[str, str]) -> str:
+    """Return the page: the findings in words, the table, the picture, and how it was measured.
+
+    Args:
+        outcome: runs of the demonstration.
+        report: what is made of them.
+        pictures: PNG for light screens, and for dark ones.
+        machine: facts about the machine, by name.
+    """
     when = datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     words = "".join(f"<li>{html.escape(text)}</li>" for text in (*report.sentences, *outcome.notes))
-    embedded = base64.b64encode(picture).decode()
     commands = "".join(
         f"<h3>{html.escape(name)}</h3><pre>{html.escape(text)}</pre>"
         for name, text in outcome.commands.items()
@@ -40,8 +51,7 @@ def page(outcome: Outcome, report: Report, picture: bytes, machine: Mapping[str,
 <p>val loss: nats per token on held-out text, at the end. dp, pp, tp MB: 10<sup>6</sup> bytes that all
 ranks sent for data, pipeline and tensor parallelism while training; the last stays inside a host,
 where it uses shared memory. Seconds are those of training, without start and evaluations.</p>
-<p class="wide"><img src="data:image/png;base64,{embedded}" alt="Left: loss over wall time for each policy. Right:
-bytes sent per axis of parallelism for each policy. The table above holds the same figures."></p>
+{style.image(*pictures, _ALTERNATIVE)}
 <h2>What was compressed, and why</h2>
 <p>As rank 0 counted it; bytes are those of that rank.</p>
 {details}

@@ -15,25 +15,35 @@ from hybridcomp.demo.plan import BASELINE
 from hybridcomp.demo.record import RunRecord
 from hybridcomp.demo.report import Report
 from hybridcomp.demo.runner import Outcome
-from hybridcomp.style import PICTURE, SERIES
+from hybridcomp.style import LIGHT, Scheme
 
 # Markers and hatches repeat the distinction that colours make.
-RUN_STYLES = tuple(zip(SERIES, "os^Dv", strict=False))
-AXIS_STYLES = {"dp": (SERIES[5], ""), "pp": (SERIES[4], "///"), "tp": (SERIES[7], "...")}
+_MARKERS = "os^Dv"
+_AXIS_STYLES = {"dp": (5, ""), "pp": (4, "///"), "tp": (7, "...")}  # numbers of series' colours
 AXIS_LABELS = {"dp": "data (dp)", "pp": "pipeline (pp)", "tp": "tensor (tp, inside a host)"}
 SMOOTHING = 0.75
 
 
-def draw(outcome: Outcome, report: Report) -> bytes:
+def run_styles(scheme: Scheme) -> list[tuple[str, str]]:
+    """Return colours and markers of runs, in the order in which they are taken."""
+    return list(zip(scheme.series, _MARKERS, strict=False))
+
+
+def draw(outcome: Outcome, report: Report, scheme: Scheme = LIGHT) -> bytes:
     """Return the picture as PNG."""
-    with mpl.rc_context(PICTURE):
+    with mpl.rc_context(scheme.settings):
         figure = Figure(figsize=(11.5, 4.8), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)
         losses, traffic = figure.subplots(1, 2, width_ratios=(1.7, 1))
-        _draw_losses(losses, outcome, report)
-        _draw_traffic(traffic, report)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", metadata={"Software": None})
+        _draw_losses(losses, outcome, report, scheme)
+        _draw_traffic(traffic, report, scheme)
+        return png(figure)
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as PNG."""
+    FigureCanvasAgg(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
 
 
@@ -49,12 +59,12 @@ def smoothed(values: list[float]) -> list[float]:
     return result
 
 
-def _draw_losses(axes: Any, outcome: Outcome, report: Report) -> None:
+def _draw_losses(axes: Any, outcome: Outcome, report: Report, scheme: Scheme) -> None:
     top = []
-    for row, (colour, marker) in zip(report.rows, itertools.cycle(RUN_STYLES), strict=False):
+    for row, (colour, marker) in zip(report.rows, itertools.cycle(run_styles(scheme)), strict=False):
         record = outcome.records[row.name]
         label = row.name if row.name == BASELINE else f"{row.name} ({row.speedup:.1f}x tokens/s)"
-        top += _draw_run(axes, record, colour, marker, label)
+        top += _draw_run(axes, record, {"color": colour, "marker": marker}, label, scheme.paper)
     axes.set_xlabel("training time (seconds, evaluations excluded)")
     axes.set_ylabel("loss (nats per token)")
     where = f" at {outcome.plan.rate}" if report.share is not None else ""
@@ -66,12 +76,12 @@ def _draw_losses(axes: Any, outcome: Outcome, report: Report) -> None:
     axes.legend(title="line: training (smoothed), marker: validation", frameon=False, title_fontsize=9)
 
 
-def _draw_run(axes: Any, record: RunRecord, colour: str, marker: str, label: str) -> list[float]:
+def _draw_run(axes: Any, record: RunRecord, style: dict[str, str], label: str, paper: str) -> list[float]:
     """Draw one run and return its first loss, if it has one."""
     seconds = [row["elapsed"] for row in record.train]
     line = smoothed([row["loss"] for row in record.train])
-    axes.plot(seconds[: len(line)], line, color=colour, linewidth=1.6)
-    shown = {"color": colour, "marker": marker, "markersize": 7, "markeredgecolor": "white"}
+    axes.plot(seconds[: len(line)], line, color=style["color"], linewidth=1.6)
+    shown: dict[str, Any] = {**style, "markersize": 7, "markeredgecolor": paper}
     axes.plot([], [], linewidth=1.6, label=label, **shown)  # for the legend, with line and marker in one
     points = [(row["elapsed"], row["loss"]) for row in record.evaluations if math.isfinite(row["loss"])]
     axes.plot(
@@ -84,21 +94,21 @@ def _draw_run(axes: Any, record: RunRecord, colour: str, marker: str, label: str
     return line[:1]
 
 
-def _draw_traffic(axes: Any, report: Report) -> None:
+def _draw_traffic(axes: Any, report: Report, scheme: Scheme) -> None:
     names = [row.name for row in report.rows]
     unit, divisor = _unit(max(sum(row.wire_bytes.values()) for row in report.rows))
     bottom = [0.0] * len(names)
     for axis in report.axes:
-        colour, hatch = AXIS_STYLES[axis]
+        series, hatch = _AXIS_STYLES[axis]
         heights = [row.wire_bytes.get(axis, 0) / divisor for row in report.rows]
         axes.bar(
             names,
             heights,
             bottom=bottom,
             width=0.62,
-            color=colour,
+            color=scheme.series[series],
             hatch=hatch,
-            edgecolor="white",
+            edgecolor=scheme.paper,
             linewidth=0.8,
             label=AXIS_LABELS[axis],
         )
@@ -110,7 +120,7 @@ def _draw_traffic(axes: Any, report: Report) -> None:
     axes.set_xlabel("policy")
     axes.set_ylabel(f"bytes sent by all ranks ({unit})")
     axes.set_title("Traffic per axis")
-    axes.margins(y=0.15)
+    axes.set_ylim(top=max(bottom) * 1.15 or 1)  # margins do not widen what ends in a bar of no height
     axes.legend(title="parallelism", frameon=False, title_fontsize=9)
 
 

@@ -78,6 +78,12 @@ def resolve(argv: list[str]) -> list[str]:
     return list(argv)
 
 
+def no_program(name: str) -> str:
+    """Return what to say of a command whose program is not there."""
+    how = f"; a Python program is run by: python {name}" if name.endswith(".py") else ""
+    return f"there is no program {name!r}{how}"
+
+
 def nsenter(user: str | None) -> list[str]:
     """Return the command that enters namespaces, those of the user namespace ``user`` when there is one."""
     program = shutil.which("nsenter") or "nsenter"
@@ -141,6 +147,20 @@ def plain(mpiexec: str, ranks: int) -> tuple[list[str], dict[str, str]]:
         return [mpiexec, "-launcher", "fork", "-n", str(ranks)], loopback()
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return [mpiexec, "--oversubscribe", "-n", str(ranks)], root
+
+
+def by_slurm(mpiexec: str, ranks: int) -> list[str]:
+    """Return the srun arguments for ranks on the nodes of the Slurm job that this process is in.
+
+    Args:
+        mpiexec: launcher of the MPI that the ranks load, which says how Slurm is to start them where ``SLURM_MPI_TYPE``
+            does not.
+        ranks: number of ranks.
+    """
+    kind = [] if "SLURM_MPI_TYPE" in os.environ else [f"--mpi={'pmi2' if is_hydra(mpiexec) else 'pmix'}"]
+    # A shell that srun has started holds the cores that the ranks are to have.
+    shared = ["--overlap"] if "SLURM_STEP_ID" in os.environ else []
+    return ["srun", "--kill-on-bad-exit=1", *kind, *shared, "-n", str(ranks)]
 
 
 def _tcp(device: str) -> dict[str, str]:

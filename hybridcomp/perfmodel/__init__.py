@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybridcomp.perfmodel.curves import Curve, MpiCurves
 from hybridcomp.perfmodel.load import load_profile, wanted_path
-from hybridcomp.perfmodel.model import algorithms, choose, chunk_bytes, predict
+from hybridcomp.perfmodel.model import algorithms, choose, chunk_bytes, predict, spares_network
 from hybridcomp.perfmodel.mpi import carried_by_mpi
 from hybridcomp.perfmodel.profile import BUILT_IN, Profile, Speed, Tier
 from hybridcomp.perfmodel.terms import Setting
@@ -24,4 +24,5 @@ __all__ = [
     "choose",
     "chunk_bytes",
     "predict",
+    "spares_network",
 ]

@@ -21,9 +21,9 @@ class Case:
     setting: Setting
     chunk: int
 
-    def phase(self) -> Phase:
-        """Return an empty part of the algorithm."""
-        return Phase(self.profile, self.setting, self.chunk)
+    def phase(self, *, whole: bool = False) -> Phase:
+        """Return an empty part of the algorithm, cut into chunks or ``whole``."""
+        return Phase(self.profile, self.setting, max(1, self.setting.nbytes) if whole else self.chunk)
 
     @property
     def n(self) -> float:

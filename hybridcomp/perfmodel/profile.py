@@ -54,7 +54,8 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.codecs import Codec, get_codec
-from hybridcomp.errors import ConfigError, printable
+from hybridcomp.codecs.table import missing
+from hybridcomp.errors import ConfigError, UnknownCodecError, printable
 from hybridcomp.files import decoded, parse_toml, shown, write_bytes
 from hybridcomp.perfmodel.checks import MOST_KEY, Checker
 from hybridcomp.perfmodel.curves import OPERATIONS, Curve, MpiCurves
@@ -164,10 +165,10 @@ class Profile:
         exact = self.codecs.get(codec.spec)
         if exact is not None:
             return exact
-        best, shared = self.codecs[DEFAULT], -1
+        best, shared = self.codecs[DEFAULT] if codec.speed is None else _speed(*codec.speed), -1
         mine = codec.params.items()
         for spec, speed in self.codecs.items():
-            if spec.partition(":")[0] == codec.name:
+            if spec.partition(":")[0] == codec.name and spec != DEFAULT:
                 theirs = get_codec(spec).params
                 common = sum(theirs.get(key) == value for key, value in mine)
                 if common > shared:
@@ -322,6 +323,10 @@ class _Reader(Checker):
             self.fail(key, f"must have at most {MOST_KEY} characters, not {len(spec)}")
         try:
             return get_codec(spec).spec
+        except UnknownCodecError as error:
+            if missing(spec.partition(":")[0]):  # its package is not installed: no message is of it either
+                return spec
+            self.fail(key, f"is no codec: {error}")
         except (ValueError, TypeError) as error:
             self.fail(key, f"is no codec: {error}")
 
@@ -355,14 +360,19 @@ _MEASURED = {
     "sidco:ratio=0.01": (20.8, 22.6, 40.5, 2, 0.015),
     "sidco:ratio=0.001": (24.3, 21.4, 238.0, 2, 0.0016),
 }
+
+
+def _speed(encode: float, decode: float, add: float, overhead: float, size: float) -> Speed:
+    """Return a speed given in GB/s and microseconds."""
+    return Speed(encode * 1e9, decode * 1e9, add * 1e9, overhead * 1e-6, size)
+
+
 BUILT_IN = Profile(
     host=Tier(latency=2e-6, bandwidth=5e9),
     network=Tier(latency=40e-6, bandwidth=117e6),
     memory=11e9,
     codecs={
-        spec if spec == DEFAULT else get_codec(spec).spec: Speed(
-            encode * 1e9, decode * 1e9, add * 1e9, overhead * 1e-6, size
-        )
-        for spec, (encode, decode, add, overhead, size) in _MEASURED.items()
+        spec if spec == DEFAULT else get_codec(spec).spec: _speed(*measured)
+        for spec, measured in _MEASURED.items()
     },
 )

@@ -48,6 +48,11 @@ class Setting:
     ranks_per_host: int
     compiled: bool = False
 
+    @property
+    def tiered(self) -> bool:
+        """Tell whether there are several hosts, one of which has several ranks."""
+        return self.hosts > 1 and self.ranks_per_host > 1
+
     def __post_init__(self) -> None:
         if self.nbytes < 0:
             raise ValueError(f"nbytes must be at least 0, not {self.nbytes}")

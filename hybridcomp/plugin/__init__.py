@@ -3,7 +3,8 @@
 ``import torch`` calls :func:`register`. It tells torch the backend's name, and imports nothing more of hybridcomp until
 a program makes a group of that name: a program that never heard of hybridcomp may be told ``--backend hybridcomp``.
 Two variables go further, and change programs that name no backend of ours: ``HYBRIDCOMP_REPLACE``
-(:mod:`hybridcomp.plugin.replace`) and ``HYBRIDCOMP_HOOK`` (:mod:`hybridcomp.plugin.ddp`).
+(:mod:`hybridcomp.plugin.replace`) and ``HYBRIDCOMP_HOOK`` (:mod:`hybridcomp.plugin.ddp`). A third,
+``HYBRIDCOMP_COMPARE`` (:mod:`hybridcomp.plugin.recording`), is set by ``hybridcomp compare`` alone.
 ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, which is torch's own variable, switches all of it off.
 
 The code that every ``import torch`` pays for is in this one file, which takes a millisecond to load.
@@ -24,7 +25,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 BACKEND = "hybridcomp"
-_ON_DEMAND = {"HYBRIDCOMP_REPLACE": "replace", "HYBRIDCOMP_HOOK": "ddp"}  # loaded where the variable is set
+_ON_DEMAND = {  # loaded where the variable is set
+    "HYBRIDCOMP_REPLACE": "replace",
+    "HYBRIDCOMP_HOOK": "ddp",
+    "HYBRIDCOMP_COMPARE": "recording",
+}
 _PATCHES = {  # by module: the function of ``hybridcomp.plugin.libraries`` that patches it
     "accelerate.state": "take_the_backend",
     "transformers.training_args": "list_the_backend",

@@ -83,6 +83,7 @@ def _join(
     listener is not an error until the time is up: rank 0's new one takes its place.
     """
     waited, error = f"starting MPI: rank {rank} waited {timeout.total_seconds():g} s", ""
+    absent: CollectiveTimeoutError | None = None
     while time.monotonic() < deadline:
         check()
         if not store.check([_CARD]):
@@ -97,9 +98,14 @@ def _join(
         try:
             connection, count = _greet(card, rank, deadline, check)
             return connection, count, _live(card, rank)
+        except CollectiveTimeoutError as late:  # an OSError, too
+            absent = late
+            time.sleep(_AGAIN_SECONDS)
         except OSError as refused:
             error = f"{card['address']}:{card['port']}: {refused}"
             time.sleep(_AGAIN_SECONDS)
+    if absent is not None:
+        raise absent
     if error:
         raise ConfigError(
             f"{waited}, and cannot reach rank 0's server at {error}; MASTER_ADDR must be rank 0's host, or "

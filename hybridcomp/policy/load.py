@@ -10,18 +10,23 @@ from pathlib import Path
 
 from hybridcomp import variables
 from hybridcomp.codecs import Codec, get_codec, names
+from hybridcomp.codecs.registry import take_parameter
+from hybridcomp.codecs.table import missing
 from hybridcomp.errors import PolicyError, UnknownCodecError
 from hybridcomp.files import read_text
 from hybridcomp.perfmodel import wanted_path
 from hybridcomp.policy.auto.spec import NAME as AUTO
 from hybridcomp.policy.auto.spec import parse_spec
-from hybridcomp.policy.rules import Policy, Rule
-from hybridcomp.policy.toml import parse_policy
+from hybridcomp.policy.rules import Policy, Rule, check_bound
+from hybridcomp.policy.toml import MOST, parse_policy
 
 _UNCALIBRATED = "hybrid"  # default policy where no profile says what links cost
 _EXCLUDED = ("*.bias", "*norm*")  # names that auto excludes: small parameters, and sensitive ones
 
-PRESETS = ("none", "exact", "naive", "mzhybrid", "zhybrid", "hybrid", "lowrank", "sparse")
+#: ``min_bytes`` of a codec as policy: sums of a few numbers (norms, dot products, counts) are exact.
+CODEC_MIN_BYTES = 4096
+
+PRESETS = ("none", "exact", "naive", "mzhybrid", "zhybrid", "hybrid", "lowrank", "sparse", "onebit")
 
 
 def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
@@ -30,15 +35,17 @@ def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
     Args:
         source: a preset's name (:data:`PRESETS`), ``"auto"`` or that with its options
             (``"auto:dp=safe,freeze=choices.toml"``), the path of a TOML file, a bare codec spec
-            (``"int8:block=128"``: that codec for every message it can carry), a codec, or a policy.
+            (``"int8:block=128"``: that codec for every message it can carry), a codec, or a policy. A codec leaves
+            messages below 4096 bytes as they are; ``"int8:min_bytes=0"`` has it take all.
 
     Raises:
-        PolicyError: no such preset, file or codec; or the file is wrong, with its line and key.
+        PolicyError: no such preset, file or codec; a codec without a bound that it needs; or the file is wrong, with
+            its line and key.
     """
     if isinstance(source, Policy):
         return source
     if isinstance(source, Codec):
-        return Policy(source.spec, Rule(codecs=(source,), min_bytes=0), everything=True)
+        return _of_codec(source, CODEC_MIN_BYTES)
     text = os.fspath(source)
     if text in PRESETS:
         return _preset(text)
@@ -49,14 +56,30 @@ def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
         content = read_text(path, what="policy file", error=PolicyError)
         return frozen_to(parse_policy(content, text))
     try:
-        return load_policy(get_codec(text))
+        spec, least = take_parameter(text, "min_bytes")
+        codec = get_codec(spec)
+        check_bound(spec, codec)
+        return _of_codec(codec, CODEC_MIN_BYTES if least is None else _checked(least))
     except UnknownCodecError:
+        where = missing(text.partition(":")[0])
         raise PolicyError(
-            f"unknown policy {text!r}: neither a preset ({', '.join(PRESETS)}), nor {AUTO}, "
+            f"unknown policy {text!r}: {where}neither a preset ({', '.join(PRESETS)}), nor {AUTO}, "
             f"nor a .toml file, nor a codec ({', '.join(names())})"
         ) from None
-    except ValueError as error:
+    except ValueError as error:  # a PolicyError too
         raise PolicyError(f"policy {text!r}: {error}") from error
+
+
+def _of_codec(codec: Codec, min_bytes: int) -> Policy:
+    """Return the policy of a codec for all messages from a size on; its name loads it again."""
+    name = codec.spec if min_bytes == CODEC_MIN_BYTES else f"{codec.spec}:min_bytes={min_bytes}"
+    return Policy(name, Rule(codecs=(codec,), min_bytes=min_bytes), everything=True)
+
+
+def _checked(min_bytes: int | float | bool | str) -> int:
+    if type(min_bytes) is not int or not 0 <= min_bytes <= MOST:
+        raise ValueError(f"min_bytes must be a whole number from 0 to {MOST}, not {min_bytes!r}")
+    return min_bytes
 
 
 def default_policy() -> Policy:

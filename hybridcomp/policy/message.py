@@ -26,6 +26,9 @@ ROOTED = {
 }
 PHASES = ("forward", "backward")
 
+MOMENTUM = "momentum"
+"""Section of a policy for the momenta that optimizers exchange in the place of gradients, and axis of their traffic."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -90,6 +93,8 @@ class Choice:
         once: whether it is for one message alone: the policy is to be asked again about the next one of the kind.
         algorithm: algorithm of the operation, wherever it can be used; None to choose.
         label: name under which statistics count the message; None for the codec's spec.
+        min_bytes: smaller messages are not to be encoded, which an operation looks to whose ranks know only the sizes
+            of their own parts.
     """
 
     codec: Codec
@@ -98,6 +103,7 @@ class Choice:
     once: bool = False
     algorithm: str | None = None
     label: str | None = None
+    min_bytes: int = 0
 
     @property
     def counted_as(self) -> str:

@@ -1,4 +1,7 @@
-"""Define policies as nested rules: for the whole, an axis, an operation or phase of that axis; the innermost wins."""
+"""Define policies as nested rules: for the whole, an axis, an operation or phase of that axis; the innermost wins.
+
+A message of which an axis names both the operation and the phase goes by the operation's rule.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from hybridcomp.codecs import FORMS, Codec, get_codec, parse_form
+from hybridcomp.codecs.registry import FIRST, packages_of, parse_spec
 from hybridcomp.errors import PolicyError
 from hybridcomp.policy.adapt.spec import FROZEN, Adapt
 from hybridcomp.policy.auto.candidates import LEAST_BYTES, NONE, every, senders
 from hybridcomp.policy.auto.signature import Signature, nearest
 from hybridcomp.policy.auto.spec import Auto, axes_of
 from hybridcomp.policy.message import ROOTED, Choice, Message
+from hybridcomp.schedules.registry import SELECTABLE, is_own, lookup
+from hybridcomp.schedules.registry import package_of as algorithm_package
 
 _SAYSNONE = "the policy says none"
 
@@ -117,7 +123,7 @@ class Policy:
         name: the preset's name, the file's path, or the codec spec.
         base: the rule around all axes.
         axes: rule of each axis.
-        entries: rules by operation (``all_reduce``) or phase (``backward``), for each axis.
+        entries: rules by operation (``all_reduce``) or phase (``backward``), for each axis; the operation's goes first.
         everything: also compress operations from or to one rank, which otherwise need an entry of their own (they
             carry parameters, state and results that must arrive exactly).
         fused: whether the gradient of an embedding that two stages share is summed over replicas and stages at once.
@@ -201,7 +207,10 @@ class Policy:
                 reason = f"{codec.name} relies on error feedback, which keeps nothing of this message"
             if not reason:
                 feedback = rule.feedback if codec.name != "none" and message.remembers else None
-                return Choice(codec, feedback, f"policy {self.name}", algorithm=rule.algorithm)
+                least = rule.min_bytes or 0
+                return Choice(
+                    codec, feedback, f"policy {self.name}", algorithm=rule.algorithm, min_bytes=least
+                )
         return Choice(NONE, None, reason)
 
     def _unnamed(self, message: Message) -> str:
@@ -233,7 +242,8 @@ class Policy:
         assert self.auto is not None
         if op in ROOTED:
             return ()
-        return senders(self.auto.fidelity(axis, op)) if op == "send" else every(self.auto.fidelity(axis, op))
+        every_codec = senders if op == "send" else every
+        return every_codec(self.auto.fidelity(axis, op), self.auto.also)
 
     def least_bytes(self, axis: str, op: str) -> int | None:
         """Return the size below which no message of an axis and operation is compressed; None if none is at all."""
@@ -310,6 +320,7 @@ class Policy:
     def canonical(self) -> str:
         """Return the rules as text, in a fixed order; the name and the file's layout do not matter."""
         lines = [_canonical("*", self.base), f"everything={self.everything}", *["fused"] * self.fused]
+        lines += [f"package {package}" for package in self.packages]
         lines += [] if self.auto is None else [self.auto.canonical()]
         lines += [_canonical(a, r) for a, r in sorted(self.axes.items())]
         lines += [
@@ -318,6 +329,21 @@ class Policy:
             for key, rule in sorted(entries.items())
         ]
         return "\n".join(lines)
+
+    @functools.cached_property
+    def packages(self) -> tuple[str, ...]:
+        """Return the packages, with versions, other than hybridcomp, that the rules' codecs and algorithms are of.
+
+        Ranks whose packages differ may write other bytes by the same rules: these are part of :attr:`digest`.
+        """
+        codecs = {codec for rule in self._rules for codec in rule.every_codec}
+        if self.auto is not None:
+            codecs |= {*self.auto.also, *(get_codec(choice.codec) for choice in self.auto.frozen)}
+        found = {package for codec in codecs for package in packages_of(codec)}
+        for name in {rule.algorithm for rule in self._rules if rule.algorithm is not None}:
+            algorithms = (lookup(op, name) for op in SELECTABLE)
+            found |= {algorithm_package(one) for one in algorithms if one is not None and not is_own(one)}
+        return tuple(sorted(found))
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -368,6 +394,21 @@ def check_feedback(op: str, codec: Codec, feedback: str | None) -> None:
             f"feedback of send must be one of {', '.join(_SENT)}, not {feedback!r}: a receiver takes every message for "
             "what it was made of"
         )
+
+
+def check_bound(spec: str, codec: Codec) -> None:
+    """Check that a policy's spec gives the bound of a codec that has one, also of the codec of its values.
+
+    Raises:
+        PolicyError: it does not; names the codec, and what is allowed.
+    """
+    _, given = parse_spec(spec)
+    if codec.bounds and not {*codec.bounds, FIRST} & set(given):
+        allowed = " or ".join(f"{name}= ({what})" for name, what in codec.bounds.items())
+        raise PolicyError(f"{codec.name} needs a bound on its error: give {allowed}")
+    if "values" in given:
+        values = str(given["values"])
+        check_bound(values, get_codec(values))
 
 
 def _canonical(key: str, rule: Rule) -> str:

@@ -9,7 +9,7 @@
     [dp]                                   # an axis of the mesh
     all_reduce = { codec = ["powersgd:rank=4", "int8"], feedback = "ef", warmup_steps = 100 }
     [pp]
-    forward = "int8:block=128"             # an operation or a phase; a bare string is its codec
+    forward = "int8:block=128"             # an operation, which goes first, or a phase; a string is its codec
     backward = { codec = "powersgd:rank=16", feedback = "ef", only = "cool-down" }    # after the last forward pass
     [tp]
     between_hosts = true                   # among the ranks of one host nothing is compressed
@@ -45,15 +45,15 @@ import re
 from typing import Any, NoReturn
 
 from hybridcomp.codecs import Codec, get_codec, parse_form
-from hybridcomp.errors import PolicyError, printable
+from hybridcomp.errors import ConfigError, PolicyError, printable
 from hybridcomp.files import parse_toml, shown
 from hybridcomp.policy.adapt.spec import Adapt, parse_adapt
 from hybridcomp.policy.auto.freeze import read_auto
 from hybridcomp.policy.auto.spec import NAME as AUTO
 from hybridcomp.policy.auto.spec import Auto
 from hybridcomp.policy.message import OPS, PHASES
-from hybridcomp.policy.rules import Policy, Rule, check_feedback
-from hybridcomp.schedules.registry import ALGORITHMS
+from hybridcomp.policy.rules import Policy, Rule, check_bound, check_feedback
+from hybridcomp.schedules.registry import ALGORITHMS, lookup, missing
 
 _OF_CODEC = (
     "feedback",
@@ -75,7 +75,7 @@ _ENTRY_OF = {
 }
 _ONLY = ("cool-down",)
 Codecs = tuple[Codec, ...]
-_MOST = (1 << 63) - 1  # largest integer
+MOST = (1 << 63) - 1  # largest integer
 
 
 def parse_policy(text: str, name: str, *, preset: bool = False) -> Policy:
@@ -170,7 +170,7 @@ class _Reader:
             self._fail(section, entry or "only", what)
         for key in ("warmup_steps", "min_bytes", "stages", "from_layer"):
             value = table.get(key, 0)
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
                 self._fail(
                     section,
                     entry or key,
@@ -212,15 +212,22 @@ class _Reader:
     def _algorithm(self, value: Any, section: str | None, entry: str | None) -> str | None:
         """Return the name of an algorithm of the entry's operation; outside an entry, of any operation."""
         operations = [entry] if entry in ALGORITHMS else list(ALGORITHMS)
+        if isinstance(value, str):
+            try:
+                if any(lookup(op, value) is not None for op in operations):
+                    return value
+            except ConfigError as error:
+                self._fail(section, entry or "algorithm", str(error), error)
         known = list(dict.fromkeys(name for op in operations for name in ALGORITHMS[op]))
-        if value is not None and value not in known:
-            what = f"algorithm must be one of {', '.join(known)}, not {shown(value)}"
+        if value is not None:
+            where = missing(value) if isinstance(value, str) else ""
+            what = f"{where}algorithm must be one of {', '.join(known)}, not {shown(value)}"
             self._fail(section, entry or "algorithm", what)
-        return None if value is None else str(value)
+        return None
 
     def _steps(self, table: Any, section: str | None, entry: str | None) -> tuple[tuple[int, Codecs], ...]:
         """Return the codecs from each step on, ascending."""
-        if not isinstance(table, dict) or not all(key.isdecimal() and int(key) <= _MOST for key in table):
+        if not isinstance(table, dict) or not all(key.isdecimal() and int(key) <= MOST for key in table):
             what = f'steps must be a table of steps of training and codecs, {{ 100 = "int4" }}, not {shown(table)}'
             self._fail(section, entry or "steps", what)
         found = {int(key): self._codecs(value, section, entry) for key, value in table.items()}
@@ -263,7 +270,10 @@ class _Reader:
                 f"codec must be a spec string or a list of them, not {shown(value)}",
             )
         try:
-            return tuple(get_codec(s) for s in specs)
+            codecs = tuple(get_codec(s) for s in specs)
+            for spec, codec in zip(specs, codecs, strict=True):
+                check_bound(spec, codec)
+            return codecs
         except (ValueError, TypeError) as error:
             self._fail(section, entry or "codec", str(error), error)
 

@@ -1,7 +1,7 @@
 """Prove that all ranks may do their steps one after another, in the order of their schedules.
 
-Steps are done so where the compiled engine is not in use: a rank waits for a message where a step reads it, and sends
-wait for no rank. Two ranks then have :data:`TAGS` tags instead of channels.
+Steps are done so for arrays on a device, and over backends of torch's: a rank waits for a message where a step reads
+it, and sends wait for no rank. Two ranks then have :data:`TAGS` tags instead of channels.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from hybridcomp.schedules.in_order import tag_of
 from hybridcomp.schedules.schedule import Kind, Schedule, Step
 
 
-class Group(NamedTuple):
+class PreparedStep(NamedTuple):
     """Step, or several sends of one message, with the later uses of its message.
 
     Attributes:
@@ -16,12 +17,14 @@ class Group(NamedTuple):
         peers: receivers of the sends.
         summed: whether a later step adds the message to others.
         kept: whether the message is read after it was sent, and not at once.
+        tag: index, among the operation's tags, of the tag of messages that are sent or received.
     """
 
     step: Step
     peers: tuple[int, ...] = ()
     summed: bool = False
     kept: bool = False
+    tag: int = 0
 
 
 class Prepared(NamedTuple):
@@ -33,7 +36,7 @@ class Prepared(NamedTuple):
     """
 
     schedule: Schedule
-    groups: list[Group]
+    groups: list[PreparedStep]
 
     @property
     def on_host(self) -> bool:
@@ -52,9 +55,11 @@ def prepare(schedule: Schedule) -> Prepared:
             reader = _next_reader(steps, end, step.slot)
             at_once = reader == end and steps[end].kind is Kind.DECODE
             peers = tuple(one.peer for one in steps[at:end])
-            groups.append(Group(step, peers, kept=reader is not None and not at_once))
+            kept = reader is not None and not at_once
+            groups.append(PreparedStep(step, peers, kept=kept, tag=tag_of(step.channel)))
         else:
-            groups.append(Group(step, summed=step.writes >= 0 and _is_summed(steps, end, step.writes)))
+            summed = step.writes >= 0 and _is_summed(steps, end, step.writes)
+            groups.append(PreparedStep(step, summed=summed, tag=tag_of(step.channel)))
         at = end
     return Prepared(schedule, groups)
 

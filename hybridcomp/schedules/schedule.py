@@ -80,6 +80,8 @@ class Operation:
         mean: whether sums are divided by the number of ranks.
         root: root rank of operations that have one.
         chunk_bytes: most uncompressed bytes of one message of a pipeline.
+        least: parts of fewer bytes travel as they are, not encoded, in a gather, a scatter or an all-to-all, whose
+            ranks may not know the sizes of others' parts.
     """
 
     kind: str
@@ -91,6 +93,11 @@ class Operation:
     mean: bool = False
     root: int = 0
     chunk_bytes: int = CHUNK_BYTES
+    least: int = 0
+
+    def spares(self, count: int) -> bool:
+        """Tell whether a part of so many elements travels as it is."""
+        return self.plain or count * self.itemsize < self.least
 
     def memory(self, start: int) -> int:
         """Return the first element of error-feedback memory for a range from ``start`` on; -1 if there is none."""
@@ -176,6 +183,11 @@ class Step:
     def excludes(self, other: Step) -> bool:
         """Tell whether at most one of the two is ever carried out."""
         return self.region >= 0 and self.region == other.region and self.owner != other.owner
+
+    @property
+    def part(self) -> slice:
+        """Return the elements of the error-feedback memory that it corrects and updates, if it has any."""
+        return slice(self.memory, self.memory + self.count)
 
     @property
     def reads(self) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -10,22 +9,21 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from hybridcomp.codecs import get_codec
-from hybridcomp.demo.picture import RUN_STYLES
+from hybridcomp.demo.picture import png, run_styles
 from hybridcomp.study.results import Losses, Results
-from hybridcomp.style import PICTURE, picture_text
+from hybridcomp.style import LIGHT, Scheme, picture_text
 
 _SAMPLE = 1 << 20  # values of the message that gives a codec's bits per value
 _LINES = ("-", "--", ":", "-.")
 
 
-def pictures(results: Results) -> dict[str, bytes]:
+def pictures(results: Results, scheme: Scheme = LIGHT) -> dict[str, bytes]:
     """Draw the pictures for which the runs have figures, as PNG, by file name without the suffix."""
     swept = any(variant.series is not None for variant in results.study.variants)
-    made: dict[str, Callable[[Results], Figure]] = {}
+    made: dict[str, Callable[[Results, Scheme], Figure]] = {}
     if results.losses and not swept:
         made["loss"] = _loss
     if swept and results.losses:
@@ -34,15 +32,8 @@ def pictures(results: Results) -> dict[str, bytes]:
         made["speed"] = _speed
     if results.speeds and results.losses:
         made["tradeoff"] = _tradeoff
-    with mpl.rc_context(PICTURE):
-        return {name: _png(draw(results)) for name, draw in made.items()}
-
-
-def _png(figure: Figure) -> bytes:
-    FigureCanvasAgg(figure)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    with mpl.rc_context(scheme.settings):
+        return {name: png(draw(results, scheme)) for name, draw in made.items()}
 
 
 def _spread(results: Results) -> float:
@@ -51,9 +42,9 @@ def _spread(results: Results) -> float:
     return base.spread if base is not None and math.isfinite(base.spread) else 0.0
 
 
-def _styles(results: Results) -> dict[str, dict[str, Any]]:
+def _styles(results: Results, scheme: Scheme) -> dict[str, dict[str, Any]]:
     """Return colour, marker and line of each variant; the same in all pictures."""
-    given = itertools.product(_LINES, RUN_STYLES)
+    given = itertools.product(_LINES, run_styles(scheme))
     return {
         variant.name: {"color": colour, "marker": marker, "linestyle": line}
         for variant, (line, (colour, marker)) in zip(
@@ -62,10 +53,10 @@ def _styles(results: Results) -> dict[str, dict[str, Any]]:
     }
 
 
-def _loss(results: Results) -> Figure:
+def _loss(results: Results, scheme: Scheme) -> Figure:
     figure = Figure(figsize=(7.5, 4.6), dpi=150, layout="constrained")
     axes = figure.subplots()
-    styles = _styles(results)
+    styles = _styles(results, scheme)
     ends = []
     for name, losses in results.losses.items():
         steps, values = list(losses.curve), list(losses.curve.values())
@@ -92,20 +83,20 @@ def _loss(results: Results) -> Figure:
     return figure
 
 
-def _speed(results: Results) -> Figure:
+def _speed(results: Results, scheme: Scheme) -> Figure:
     rates = list(results.speeds)
     figure = Figure(figsize=(3.6 * len(rates) + 0.6, 4.2), dpi=150, layout="constrained")
     panels = figure.subplots(1, len(rates), squeeze=False)[0]
-    styles = _styles(results)
+    styles = _styles(results, scheme)
     for panel, rate in zip(panels, rates, strict=True):
         rows = results.speeds[rate]
         for position, (name, speeds) in enumerate(rows.items()):
             low, high = speeds.ratio - min(speeds.ratios), max(speeds.ratios) - speeds.ratio
             panel.bar(position, speeds.ratio, color=styles[name]["color"], width=0.7)
-            panel.errorbar(position, speeds.ratio, [[low], [high]], color="#333333", capsize=3, linewidth=1)
+            panel.errorbar(position, speeds.ratio, [[low], [high]], color=scheme.ink, capsize=3, linewidth=1)
             panel.annotate(f"{speeds.ratio:.2f}", (position, max(speeds.ratios)), xytext=(0, 3),
                            textcoords="offset points", ha="center", fontsize=9)  # fmt: skip
-        panel.axhline(1, color="#333333", linewidth=0.8)
+        panel.axhline(1, color=scheme.ink, linewidth=0.8)
         panel.set_xticks(range(len(rows)), [picture_text(name) for name in rows], rotation=35, ha="right")
         panel.set_title("unshaped links" if rate == "none" else f"links at {rate}")
         panel.margins(y=0.12)
@@ -113,11 +104,11 @@ def _speed(results: Results) -> Figure:
     return figure
 
 
-def _tradeoff(results: Results) -> Figure:
+def _tradeoff(results: Results, scheme: Scheme) -> Figure:
     rates = list(results.speeds)
     figure = Figure(figsize=(3.9 * len(rates) + 0.6, 4.2), dpi=150, layout="constrained")
     panels = figure.subplots(1, len(rates), squeeze=False, sharey=True)[0]
-    styles = _styles(results)
+    styles = _styles(results, scheme)
     spread = (
         results.losses[results.study.baseline].spread if results.study.baseline in results.losses else 0.0
     )
@@ -152,7 +143,7 @@ def bits_per_value(codec: str) -> float:
     return 8 * float(np.asarray(get_codec(codec).encode(sample)).nbytes) / sample.size
 
 
-def _bits(results: Results) -> Figure:
+def _bits(results: Results, scheme: Scheme) -> Figure:
     figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
     axes = figure.subplots()
     by_series: dict[str, dict[float, Losses]] = {}
@@ -161,7 +152,7 @@ def _bits(results: Results) -> Figure:
             found = by_series.setdefault(variant.series, {})
             found[bits_per_value(variant.codec)] = results.losses[variant.name]
     for (series, points), (colour, marker) in zip(
-        by_series.items(), itertools.cycle(RUN_STYLES), strict=False
+        by_series.items(), itertools.cycle(run_styles(scheme)), strict=False
     ):
         _draw_series(axes, series, points, colour, marker)
     spread = (

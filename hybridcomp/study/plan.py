@@ -75,12 +75,13 @@ class Expectation:
 
     Attributes:
         kind: ``faster``: more tokens per second at ``rate``; ``lower_loss``: the mean over the seeds;
-            ``same_loss``: its mean is above the other's by no more than the standard deviation of the other's over
-            the seeds; ``fewer_bytes``: sent per step on ``axis``, or on all axes.
+            ``same_loss``: the mean of the differences in pairs of the same seed is at most ``within`` of the other's
+            mean; ``fewer_bytes``: sent per step on ``axis``, or on all axes.
         variants: names of the two variants.
         rate: rate of the links, for ``faster``.
         axis: axis for ``fewer_bytes``; None: all.
         by: smallest sufficient ratio, for ``faster`` and ``fewer_bytes``.
+        within: largest sufficient difference, for ``same_loss``, as a share of the other's mean loss.
     """
 
     kind: Kind
@@ -88,6 +89,7 @@ class Expectation:
     rate: str | None = None
     axis: str | None = None
     by: float = 1.0
+    within: float = 0.005
 
 
 @dataclass(frozen=True)

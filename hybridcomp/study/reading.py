@@ -40,6 +40,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn, get_args
@@ -254,13 +255,17 @@ class _Reader:
         names = given.pop(kinds[0])
         if not isinstance(names, list) or len(names) != 2 or not all(isinstance(n, str) for n in names):
             self.fail(kinds[0], f"must be two names of variants, the better one first, not {shown(names)}")
-        wrong = sorted(set(given) - {"rate", "axis", "by"})
+        wrong = sorted(set(given) - {"rate", "axis", "by", "within"})
         if wrong:
-            self.fail(wrong[0], f"unknown key {wrong[0]!r} of [[expect]]; allowed: rate, axis, by")
+            self.fail(wrong[0], f"unknown key {wrong[0]!r} of [[expect]]; allowed: rate, axis, by, within")
         rate = None if "rate" not in given else str(Rate.parse(str(given["rate"])))
-        return Expectation(
-            kinds[0], (names[0], names[1]), rate, given.get("axis"), float(given.get("by", 1.0))
-        )
+        numbers = {key: self._positive(key, given[key]) for key in ("by", "within") if key in given}
+        return Expectation(kinds[0], (names[0], names[1]), rate, given.get("axis"), **numbers)
+
+    def _positive(self, key: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            self.fail(key, f"must be a number above 0, not {shown(value)}")
+        return float(value)
 
     def _check(self, study: Study) -> None:
         names = [variant.name for variant in study.variants]

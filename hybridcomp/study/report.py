@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import datetime
 import html
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp import style
-from hybridcomp.demo.machine import facts
+from hybridcomp.demo.machine import NOT_RECORDED, provenance
 from hybridcomp.files import write_bytes, write_text
 from hybridcomp.study.pictures import bits_per_value, pictures
 from hybridcomp.study.results import Results
@@ -41,15 +40,18 @@ def write_report(results: Results, folder: Path) -> Path:
     Raises:
         ConfigError: the folder cannot be written to.
     """
-    machine = facts(results.kind)
-    values = as_json(results) | {"machine": machine}
+    origin = provenance(results.kind)
+    if results.commits:  # of runs that an earlier call has kept, too
+        origin["commit"] = ", ".join(one or NOT_RECORDED for one in results.commits)
+    values = as_json(results) | origin
     write_text(folder / "results.json", json.dumps(values, indent=1) + "\n")
     write_text(folder / "report.md", markdown(results))
     drawn = pictures(results)
     for name, picture in drawn.items():
         write_bytes(folder / f"{name}.png", picture)
     page = folder / "report.html"
-    write_text(page, _page(results, drawn, machine))
+    made = {"commit": origin["commit"] or NOT_RECORDED, **origin["machine"]}
+    write_text(page, _page(results, drawn, pictures(results, style.DARK), made))
     return page
 
 
@@ -120,7 +122,9 @@ def _word(held: bool) -> str:
     return "Shown:" if held else "**Not shown:**"
 
 
-def _page(results: Results, drawn: Mapping[str, bytes], machine: Mapping[str, str]) -> str:
+def _page(
+    results: Results, drawn: Mapping[str, bytes], on_dark: Mapping[str, bytes], machine: Mapping[str, str]
+) -> str:
     study = results.study
     when = datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     words = "".join(
@@ -128,8 +132,7 @@ def _page(results: Results, drawn: Mapping[str, bytes], machine: Mapping[str, st
         for verdict in results.verdicts
     )
     images = "".join(
-        f'<p class="wide"><img src="data:image/png;base64,{base64.b64encode(picture).decode()}" '
-        f'alt="{html.escape(_ALTERNATIVES[name])} The tables hold the same figures."></p>'
+        style.image(picture, on_dark[name], f"{_ALTERNATIVES[name]} The tables hold the same figures.")
         for name, picture in drawn.items()
     )
     figures = "".join(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hybridcomp.demo.record import SETTLING_STEPS
+from hybridcomp.study.pairs import paired
 from hybridcomp.study.plan import Expectation, Study
 from hybridcomp.study.runner import Done
 from hybridcomp.train.sync import parse_sync
@@ -99,6 +100,7 @@ class Results:
         verdicts: verdicts on the expectations whose runs have all ended.
         parameters: number of the model's parameters.
         commands: command lines that repeat the runs, by name of the run.
+        commits: commits whose code ran, in the order of the runs; an empty one is of runs of which it is not known.
     """
 
     study: Study
@@ -108,6 +110,7 @@ class Results:
     verdicts: Sequence[Verdict] = ()
     parameters: int = 0
     commands: Mapping[str, str] = field(default_factory=dict)
+    commits: Sequence[str] = ()
 
 
 def results_of(study: Study, runs: Sequence[Done]) -> Results:
@@ -123,6 +126,7 @@ def results_of(study: Study, runs: Sequence[Done]) -> Results:
         [verdict for verdict in found if verdict is not None],
         max((int(done.record.start.get("parameters", 0)) for done in runs), default=0),
         {done.run.name: done.command for done in runs},
+        tuple(dict.fromkeys(done.commit for done in runs)),
     )
 
 
@@ -266,11 +270,16 @@ def _loss_verdict(expectation: Expectation, mine: Losses, other: Losses) -> Verd
         # A loss that diverged is above every other.
         held = math.isfinite(mine.mean) and not other.mean <= mine.mean
         return Verdict(expectation, held, f"{first} ends at a lower loss than {second}: {what}")
-    held = mine.mean - other.mean <= other.spread
+    gap, noise = paired(
+        [mine.by_seed[seed] - other.by_seed[seed] for seed in other.by_seed if seed in mine.by_seed]
+    )
+    share = gap / other.mean
+    told = f" ± {noise:.4f}" if math.isfinite(noise) else ""
     return Verdict(
         expectation,
-        held,
-        f"{first} ends at the loss of {second} within its spread over the seeds ({other.spread:.4f}): {what}",
+        share <= expectation.within,
+        f"{first} ends at the loss of {second}, within {expectation.within:.1%} of it: {share:+.2%}, in pairs of a "
+        f"seed {gap:+.4f}{told} ({what})",
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hybridcomp import __version__
+from hybridcomp.demo.machine import commit
 from hybridcomp.demo.record import Follower, RunRecord
 from hybridcomp.demo.training import train_in
 from hybridcomp.errors import ConfigError, printable
@@ -24,7 +25,7 @@ from hybridcomp.study.plan import Run, Study
 RECORD = "run.json"
 BEGUN = "begun.json"
 METRICS = "metrics.jsonl"
-_RECORD = {"identity": dict, "command": str, "kind": str, "diverged": bool}
+_RECORD = {"identity": dict, "command": str, "kind": str, "diverged": bool, "commit?": str}
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,14 @@ class Done:
         record: metrics of the run; without a summary if it diverged.
         command: command line that repeats it.
         kind: kind of the lab that it ran in.
+        commit: commit whose code ran; empty if it is not known.
     """
 
     run: Run
     record: RunRecord
     command: str
     kind: str
+    commit: str = ""
 
     @property
     def diverged(self) -> bool:
@@ -152,7 +155,7 @@ def _find(study: Study, run: Run, out: Path) -> Done | None:
         return None  # damaged, or not there
     if not (record.start and record.summary) and not kept["diverged"]:
         return None
-    return Done(run, record, kept["command"], kept["kind"])
+    return Done(run, record, kept["command"], kept["kind"], kept.get("commit", ""))
 
 
 def _run(study: Study, run: Run, lab: Lab, out: Path, policies: Mapping[str, Path], watcher: Watcher) -> Done:
@@ -186,8 +189,14 @@ def _run(study: Study, run: Run, lab: Lab, out: Path, policies: Mapping[str, Pat
             *command,
         ]
     )
-    done = Done(run, record, shown, lab.kind)
-    kept = {"identity": identity, "command": shown, "kind": lab.kind, "diverged": done.diverged}
+    done = Done(run, record, shown, lab.kind, commit())
+    kept = {
+        "identity": identity,
+        "command": shown,
+        "kind": lab.kind,
+        "diverged": done.diverged,
+        "commit": done.commit,
+    }
     write_text(folder / RECORD, json.dumps(kept, indent=2) + "\n")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # the run has ended
     return done

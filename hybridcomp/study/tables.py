@@ -3,36 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hybridcomp.study.results import Losses, Results, Speeds
-
-
-@dataclass(frozen=True)
-class Table:
-    """Table of text; the first column is names.
-
-    Attributes:
-        title: title of the table.
-        headings: headings of the columns.
-        rows: rows, each of as many cells.
-        note: meaning of the columns.
-    """
-
-    title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str
-
-    def markdown(self) -> str:
-        """Return the table in Markdown, with its note."""
-        lines = [
-            "| " + " | ".join(self.headings) + " |",
-            "|---" + "|---:" * (len(self.headings) - 1) + "|",
-            *("| " + " | ".join(row) + " |" for row in self.rows),
-        ]
-        return f"**{self.title}**\n\n" + "\n".join(lines) + f"\n\n{self.note}\n"
+from hybridcomp.style import Table
 
 
 def tables(results: Results) -> list[Table]:

@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 from hybridcomp.top.folder import WATCHED, file_name, machine, make_folder, started_at, switched_off
 from hybridcomp.top.read import tidy
-from hybridcomp.top.snapshot import AxisTotals, Group, InFlight, Snapshot, to_bytes
+from hybridcomp.top.snapshot import AxisTotals, CommunicatorState, InFlight, Snapshot, to_bytes
 
 _LOOK_SECONDS = 1.0  # seconds between looks for watchers
 _WRITE_SECONDS = 0.5  # seconds between writes while somebody watches
@@ -216,7 +216,7 @@ class Publisher:
     def snapshot(self) -> Snapshot:
         """Return a snapshot of this process now."""
         axes: dict[str, AxisTotals] = {}
-        groups: list[Group] = []
+        groups: list[CommunicatorState] = []
         in_flight: list[InFlight] = []
         for source in self._living():
             state = None
@@ -227,7 +227,7 @@ class Publisher:
             _add(axes, state.rows)
             waited = sum(row.wire_seconds for row in state.rows if row.op not in _MESSAGES)
             axis = state.axis[:_MOST_TEXT]
-            groups.append(Group(f"{state.key:x}", axis, state.size, state.latest, waited))
+            groups.append(CommunicatorState(f"{state.key:x}", axis, state.size, state.latest, waited))
             in_flight += state.in_flight
         for axis, totals in self._past.items():
             axes[axis] = _sum(axes[axis], totals) if axis in axes else totals

@@ -51,7 +51,7 @@ class AxisTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CommunicatorState:
     """Communicator, as one of its ranks sees it.
 
     Attributes:
@@ -121,7 +121,7 @@ class Snapshot:
     since: float
     at: float
     axes: tuple[AxisTotals, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[CommunicatorState, ...]
     in_flight: tuple[InFlight, ...]
     unlisted: int
 

@@ -24,8 +24,8 @@ class Rates:
 
     Attributes:
         plain, sent: bytes/s, uncompressed and sent.
-        encode, wire, decode: shares of the time; an operation in flight is in wire while it is in neither of the
-            others, and several at a time count as several.
+        encode, wire, decode: operations that were there at once, on average; an operation in flight is in wire while
+            it is in neither of the others.
     """
 
     plain: float
@@ -297,7 +297,10 @@ def _stuck(operations: Iterable[OperationView]) -> Slowest | None:
 
 
 def _late(pairs: Iterable[tuple[Snapshot, Snapshot | None]]) -> Slowest | None:
-    """Return the rank that comes last to collectives: it waits least in them, while the others wait."""
+    """Return the rank that comes last to collectives: it waits least in them, while the others wait.
+
+    Among the others waits differ, too: a rank that differs from the next one by no more than these do is none.
+    """
     waits: dict[tuple[str, str], list[tuple[float, int]]] = defaultdict(list)
     for now, before in pairs:
         if before is None:
@@ -311,7 +314,10 @@ def _late(pairs: Iterable[tuple[Snapshot, Snapshot | None]]) -> Slowest | None:
         least, *others = sorted(shares)
         if not others:
             continue
-        share = min(1.0, median(wait for wait, _ in others) - least[0])
+        usual = median(wait for wait, _ in others)
+        if others[0][0] - least[0] <= median(abs(wait - usual) for wait, _ in others):
+            continue
+        share = min(1.0, usual - least[0])
         if share >= (_LEAST_SHARE if found is None else found.share or 0.0):
             found = Slowest(least[1], axis, None, share)
     return found

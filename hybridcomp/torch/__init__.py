@@ -9,6 +9,7 @@
 
     ddp.register_comm_hook(hct.HookState(policy="hybrid", module=ddp), hct.comm_hook)   # on gloo or NCCL, too
     hct.compress_fsdp(model, policy="hybrid")                                           # after fully_shard; as well
+    hct.OnebitAdam(ddp.parameters(), freeze_step=1000).register(ddp)      # in the place of Adam and hook; as well
     with hct.DiLoCo(model, optimizer, every=100): ...                                   # in the place of DDP; as well
     streamed = hct.stream_linear(model, rank=10)                                        # before DDP; as well
 
@@ -33,6 +34,7 @@ from hybridcomp.torch.backend.environment import export_environment
 from hybridcomp.torch.backend.options import Options, set_policy
 from hybridcomp.torch.hook import HookState, comm_hook
 from hybridcomp.torch.hook import state as hook_state
+from hybridcomp.torch.momentum import OnebitAdam, OnebitLamb, ZeroOneAdam, deepspeed_optimizer
 from hybridcomp.torch.phases import in_phase
 from hybridcomp.torch.registry import registry
 from hybridcomp.torch.reshard import reshard_state
@@ -52,14 +54,18 @@ __all__ = [
     "FSDPCompression",
     "HookState",
     "LocalSGD",
+    "OnebitAdam",
+    "OnebitLamb",
     "Options",
     "StreamedLayers",
     "StreamedSGD",
     "TablePlan",
+    "ZeroOneAdam",
     "comm_hook",
     "compress_fsdp",
     "decide_together",
     "decisions",
+    "deepspeed_optimizer",
     "homogenization_index",
     "in_phase",
     "in_place",
@@ -102,8 +108,11 @@ def stats() -> list[StatRow]:
 
 
 def summary() -> str:
-    """Return the table of :func:`stats` that rank 0 prints at exit: what was compressed, what was not, and why."""
-    return summarize(registry.rows())
+    """Return the table of :func:`stats` that rank 0 prints at exit: what was compressed, what was not, and why.
+
+    Where an optimizer has stepped, it is of a step, and says how much of it this rank waited.
+    """
+    return summarize(registry.rows(), steps=registry.clock.read())
 
 
 def reset_stats() -> None:

@@ -4,6 +4,9 @@ One range has the name that torch's own backends give theirs, ``hybridcomp:all_r
 tensors. For every operation of the communicator that the call makes, usually one, there is another that names the
 policy's choice: ``hybridcomp all_reduce axis=dp codec=int8:block=128 bytes=4194304``, with the bytes of the caller's
 buffer.
+
+A profiler that stops ends the ranges of calls that are under way: torch frees what it has recorded of them, and a range
+that ended later would write to it.
 """
 
 from __future__ import annotations
@@ -11,16 +14,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import profiler
 from torch.futures import Future
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.stats import Call
 
 _here = threading.local()
+_open: set[Range] = set()
+_beginning = threading.Lock()
+_stopping = False
 
 profiling = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
@@ -50,12 +57,18 @@ class Range:
             self.end()
 
     def end(self) -> None:
-        """Record that the call has ended.
+        """Record that the call has ended, unless its ranges have.
 
         Another thread does so: torch takes a range that ends in the thread it began in for one that encloses all
         that this thread did meanwhile.
         """
-        _ender().submit(self._ended.set_result, None)
+        _ender().submit(self._end)
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+        with _beginning:
+            _open.discard(self)
 
     def join(self) -> None:
         """Return when the profiler has the end."""
@@ -63,6 +76,14 @@ class Range:
             recorded.wait()
 
     def _begin(self, name: str, tensors: Sequence[torch.Tensor] = ()) -> None:
+        with _beginning:
+            if _stopping or self._ended.done():
+                return
+            _watch_stops()
+            _open.add(self)
+            self._record(name, tensors)
+
+    def _record(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         handle = torch.autograd._record_function_with_args_enter(name, *tensors)  # type: ignore[attr-defined]
         self._recorded.append(torch.ops.profiler._call_end_callbacks_on_jit_fut(handle, self._ended))
 
@@ -72,6 +93,29 @@ def note(call: Call) -> None:
     call_of: Range | None = getattr(_here, "open", None)
     if call_of is not None:
         call_of._begin(f"hybridcomp {call.op} axis={call.axis} codec={call.codec} bytes={call.raw_bytes}")
+
+
+@cache
+def _watch_stops() -> None:
+    """Have torch's profiler, when it stops, end the ranges that are open."""
+    stop = profiler._disable_profiler  # type: ignore[attr-defined]
+
+    @wraps(stop)
+    def end_ranges_and_stop() -> Any:
+        global _stopping  # noqa: PLW0603
+        with _beginning:
+            _stopping = True
+            ending = list(_open)
+        try:
+            for call in ending:
+                call.end()
+            for call in ending:
+                call.join()
+            return stop()
+        finally:
+            _stopping = False
+
+    profiler._disable_profiler = end_ranges_and_stop  # type: ignore[attr-defined]
 
 
 @cache

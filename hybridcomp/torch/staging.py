@@ -113,7 +113,8 @@ class Target:
             if load:
                 buffer.copy_(self._tensor)
         self._buffer = buffer
-        self.data = buffer if named(buffer) else buffer.view(-1).view(torch.uint8)
+        known = dtype in _PLAIN or named(buffer)
+        self.data = buffer if known else buffer.view(-1).view(torch.uint8)
 
     def commit(self) -> None:
         """Copy the values to the tensor, once the operation has ended; autograd's count of versions stays."""

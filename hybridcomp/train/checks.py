@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 from hybridcomp.arrays import DType
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy import Message, Policy
-from hybridcomp.train.config import CYCLIC, DELAYED, FLUSHED, TrainConfig
+from hybridcomp.train.config import CYCLIC, DELAYED, EXCHANGE_MOMENTA, FLUSHED, TrainConfig
 from hybridcomp.train.sync import check_sync
 
 MOST_SECONDS = 1e8  # of a timeout: three years, which clocks of all libraries hold
@@ -21,12 +22,16 @@ def check_config(config: TrainConfig) -> None:
     """
     positive = (
         "dp pp tp virtual_stages layers d_model heads seq_len steps micro_batches micro_batch_size keep "
-        "log_every threads lr stream_lr timeout bucket_mb expert_every capacity_factor pp_neurons_refresh"
+        "log_every threads lr stream_lr timeout bucket_mb expert_every capacity_factor pp_neurons_refresh min_replicas "
+        "quorum_timeout"
     )
     for name in positive.split():
         if not 0 < getattr(config, name) < math.inf:
             raise ConfigError(f"{name} must be positive and finite, not {getattr(config, name)}")
-    natural = "warmup_steps weight_decay clip seed eval_every eval_batches checkpoint_every min_lr experts balance_loss"
+    natural = (
+        "warmup_steps freeze_step weight_decay clip seed eval_every eval_batches checkpoint_every min_lr experts "
+        "balance_loss digest_every"
+    )
     for name in natural.split():
         if not getattr(config, name) >= 0:
             raise ConfigError(f"{name} must not be negative, as {getattr(config, name)} is")
@@ -54,6 +59,28 @@ def check_config(config: TrainConfig) -> None:
     _check_schedule(config)
     _check_neurons(config)
     _check_replicas(config)
+    _check_elastic(config)
+
+
+def _check_elastic(config: TrainConfig) -> None:
+    if not config.elastic:
+        for name in ("lighthouse", "replica", "min_replicas", "quorum_timeout", "digest_every"):
+            if (value := getattr(config, name)) != getattr(TrainConfig(), name):
+                raise ConfigError(
+                    f"{name} ({value}) is of replicas that come and go: give --elastic, or leave it out"
+                )
+        return
+    _check_goes_with(
+        config,
+        "elastic is of whole replicas, each a process, that sum gradients in every step and hand each other their "
+        "weights",
+        dp=1, pp=1, tp=1, schedule="1f1b", backend="hybridcomp", shard="none", sync=None, experts=0, stream_rank=None,
+        pp_neurons=0.0, freeze=None,
+    )  # fmt: skip
+    if config.replica is not None and not re.fullmatch(
+        r"[A-Za-z0-9._-]*[A-Za-z0-9_-][A-Za-z0-9._-]*", config.replica
+    ):
+        raise ConfigError(f"replica must be a name of letters, digits, dots, - and _, not {config.replica!r}")
 
 
 def _check_cut(config: TrainConfig) -> None:
@@ -100,19 +127,64 @@ def _check_replicas(config: TrainConfig) -> None:
         check_sync(config.sync, config)
     if config.stream_rank is not None:
         _check_streamed(config.stream_rank, config)
+    if config.optimizer in EXCHANGE_MOMENTA:
+        _check_momenta(config)
+    elif config.freeze_step:
+        raise ConfigError(
+            f"freeze_step ({config.freeze_step}) ends the warm-up of optimizers that exchange momenta: optimizer must "
+            f"be one of {', '.join(EXCHANGE_MOMENTA)}, not {config.optimizer}"
+        )
 
 
 def _check_streamed(rank: int, config: TrainConfig) -> None:
     if rank < 1:
         raise ConfigError(f"stream_rank must be at least 1, not {rank}; to stream nothing leave it out")
-    goes_with = {"pp": 1, "tp": 1, "schedule": "1f1b", "shard": "none", "experts": 0, "sync": None}
-    for name, allowed in goes_with.items():
-        if (value := getattr(config, name)) != allowed:
-            must = "be left out" if allowed is None else f"be {allowed}"
-            raise ConfigError(
-                f"stream_rank ({rank}) is of replicas that sum whole gradients in every step: {name} must {must}, "
-                f"not {value}"
-            )
+    why = f"stream_rank ({rank}) is of replicas that sum whole gradients in every step"
+    _check_goes_with(config, why, pp=1, tp=1, schedule="1f1b", shard="none", experts=0, sync=None)
+
+
+def _check_goes_with(config: TrainConfig, why: str, **allowed: object) -> None:
+    """Check settings that something else needs: each is the value given, None for left out, or one of a tuple.
+
+    Raises:
+        ConfigError: one is another; begins with ``why``.
+    """
+    for name, value in allowed.items():
+        choices = value if isinstance(value, tuple) else (value,)
+        if (found := getattr(config, name)) not in choices:
+            must = "be left out" if value is None else f"be {' or '.join(map(str, choices))}"
+            raise ConfigError(f"{why}: {name} must {must}, not {found}")
+
+
+def _check_momenta(config: TrainConfig) -> None:
+    name = config.optimizer
+    if config.dp < 2:
+        raise ConfigError(
+            f"optimizer {name} has replicas exchange momenta: dp must be at least 2, not {config.dp}"
+        )
+    needs: dict[str, object] = {
+        "schedule": ("1f1b", "gpipe"),
+        "shard": "none",
+        "sync": None,
+        "experts": 0,
+        "stream_rank": None,
+        "sequence_parallel": False,
+    }
+    if config.pp > 1:
+        needs["tie_embeddings"] = False
+    if name == "onebit-lamb":
+        needs["tp"] = 1
+    _check_goes_with(
+        config,
+        f"optimizer {name} takes the gradients of each replica's own whole parameters where they are made, in every "
+        "step",
+        **needs,
+    )
+    if config.tp > 1 and name != "zero-one-adam" and not config.freeze_step:
+        raise ConfigError(
+            f"optimizer {name} with tp {config.tp}: freeze_step must be given, as parts of a layer would end their "
+            "warm-ups at different steps"
+        )
 
 
 def _check_experts(config: TrainConfig) -> None:
@@ -269,8 +341,9 @@ def _check_largest(config: TrainConfig) -> None:
             raise ConfigError(f"{name} must be finite, not {getattr(config, name)}")
     if config.seed >= 2**63:
         raise ConfigError(f"seed must be below 2**63, not {config.seed}")
-    if config.timeout > MOST_SECONDS:
-        raise ConfigError(f"timeout must be at most {MOST_SECONDS:.0e} s, not {config.timeout}")
+    for name in ("timeout", "quorum_timeout"):
+        if getattr(config, name) > MOST_SECONDS:
+            raise ConfigError(f"{name} must be at most {MOST_SECONDS:.0e} s, not {getattr(config, name)}")
 
 
 def _check_schedule(config: TrainConfig) -> None:

@@ -21,6 +21,9 @@ DELAYED = ("2bw", *CYCLIC)
 FLUSHED = ("1f1b", "gpipe", "interleaved")
 """Schedules that apply a step's gradient to the weights that it was computed with, at the step's end."""
 
+EXCHANGE_MOMENTA = ("onebit-adam", "onebit-lamb", "zero-one-adam")
+"""Optimizers whose replicas exchange momenta after a warm-up: :mod:`hybridcomp.torch.momentum`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -53,9 +56,9 @@ class TrainConfig:
     backend: Literal["hybridcomp", "gloo"] = "hybridcomp"
     """Transport of the traffic. gloo is for comparison: only data-parallel gradients are compressed on it."""
     policy: str | None = None
-    """Compression policy: a preset (none, exact, naive, mzhybrid, zhybrid, hybrid, lowrank, sparse), auto, a TOML file,
-    or a codec for all (int8:block=128). By default auto where hybridcomp doctor --calibrate has written a profile, and
-    hybrid elsewhere."""
+    """Compression policy: a preset (none, exact, naive, mzhybrid, zhybrid, hybrid, lowrank, sparse, onebit), auto, a
+    TOML file, or a codec for all (int8:block=128). By default onebit for optimizers that exchange momenta; else auto
+    where hybridcomp doctor --calibrate has written a profile, and hybrid elsewhere."""
     freeze: str | None = None
     """TOML file that rank 0 writes the choices of policy auto to at the end, as a policy that makes the same ones
     without measuring; or the decisions of rules with adapt, which adapt = "frozen:PATH" repeats."""
@@ -70,6 +73,21 @@ class TrainConfig:
     diloco:every=32,fragments=4,delay=2,alpha=0,lr=0.7,momentum=0.9, of which every is needed; rarely, with
     micro-batches by their speed, elastic:every=16; or with neighbours alone, by
     gossip:method=powergossip,rank=1,graph=ring, gossip:method=choco, or event. See docs/sync.md."""
+
+    elastic: bool = False
+    """Train one replica of several that come and go, over torchft: each is a process of its own, and a step takes those
+    that are there. See docs/elastic.md."""
+    lighthouse: str | None = None
+    """Address of torchft's lighthouse, http://HOST:PORT; by default the variable TORCHFT_LIGHTHOUSE."""
+    min_replicas: int = 1
+    """Replicas that an elastic run commits a step with, at least."""
+    quorum_timeout: float = 600.0
+    """Seconds that a replica of an elastic run waits for min_replicas."""
+    replica: str | None = None
+    """Name of this replica of an elastic run, and of its folder in the run directory; by default made of host and
+    process."""
+    digest_every: int = 0
+    """Steps after which each replica of an elastic run writes a hash of its weights to its metrics; 0: none."""
 
     sequence_parallel: bool = False
     """Split the residual stream and its norms along the sequence over tp. tp divides seq_len."""
@@ -141,15 +159,19 @@ class TrainConfig:
     """Learning rate at the end of the cosine."""
     warmup_steps: int = 20
     """Steps of linear warm-up to lr."""
-    optimizer: Literal["adamw", "lans", "sgd"] = "adamw"
-    """AdamW; LANS, which normalises the gradient of each tensor and moves it in proportion to its norm; or SGD with
-    Nesterov's momentum. See docs/axes.md."""
+    optimizer: Literal["adamw", "lans", "sgd", "onebit-adam", "onebit-lamb", "zero-one-adam"] = "adamw"
+    """AdamW; LANS, which normalises the gradient of each tensor and moves it in proportion to its norm; SGD with
+    Nesterov's momentum; or one of those whose replicas exchange momenta, not gradients, after a warm-up, by signs or
+    the policy's section momentum. See docs/axes.md."""
+    freeze_step: int = 0
+    """Steps of the warm-up of onebit-adam and onebit-lamb; 0: until the variance has settled. Of zero-one-adam the
+    first steps that all renew the variance; 0: as many as warmup_steps."""
     weight_decay: float = 0.1
     """Decoupled weight decay, on matrices other than embeddings."""
     beta1: float = 0.9
-    """Decay of the mean of gradients, of AdamW and LANS."""
+    """Decay of the mean of gradients, of all optimizers but SGD."""
     beta2: float = 0.95
-    """Decay of the mean of squared gradients, of AdamW and LANS."""
+    """Decay of the mean of squared gradients, of all optimizers but SGD."""
     momentum: float = 0.9
     """Momentum of SGD; 0 where error feedback has it: ef-sgdm, dgc."""
     clip: float = 1.0

@@ -17,6 +17,7 @@ import hybridcomp.torch as hct
 from hybridcomp import style
 from hybridcomp.errors import ConfigError, printable
 from hybridcomp.files import Log, parse_line, read_bytes, set_aside
+from hybridcomp.policy.message import MOMENTUM
 
 _LINE = {"kind": str, "step?": float}
 
@@ -37,6 +38,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, resumed_at: int | None) -> None:
+        self._path = path
         kept = b""
         if resumed_at is not None and os.path.lexists(path):
             kept, wrong = _until(path, resumed_at)
@@ -53,6 +55,15 @@ class MetricsFile:
             ConfigError: the disk is full, say.
         """
         self._file.append(json.dumps({"kind": kind, **values}) + "\n")
+
+    def drop_after(self, step: int) -> None:
+        """Drop the lines of later steps: the run goes on from this one.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        self._file.close()
+        self._file = Log(self._path, _until(self._path, step)[0])
 
     def close(self) -> None:
         """Close the file."""
@@ -83,11 +94,15 @@ def _until(path: Path, step: int) -> tuple[bytes, list[str]]:
 
 
 def local_traffic(axes: Sequence[str]) -> Tensor:
-    """Return this rank's bytes so far, int64 [2, axes]: sent on the wire, and uncompressed."""
+    """Return this rank's bytes so far, int64 [2, axes]: sent on the wire, and uncompressed.
+
+    Replicas' momenta, which a policy may have in a section of their own, count as their gradients do.
+    """
     counters = torch.zeros(2, len(axes), dtype=torch.int64)
     for row in hct.stats():
-        if row.axis in axes:
-            column = axes.index(row.axis)
+        axis = "dp" if row.axis == MOMENTUM else row.axis
+        if axis in axes:
+            column = axes.index(axis)
             counters[0, column] += row.wire_bytes
             counters[1, column] += row.plain_bytes
     return counters

@@ -15,7 +15,9 @@ from typing import Any
 
 from hybridcomp.errors import ConfigError, MismatchError, missing_module
 from hybridcomp.files import listed
+from hybridcomp.launcher import inside_mpi
 from hybridcomp.policy import Policy, default_policy, frozen_to, load_policy
+from hybridcomp.policy.message import MOMENTUM
 from hybridcomp.train.checkpoints.resume import (
     Checkpoint,
     check_fits,
@@ -24,7 +26,7 @@ from hybridcomp.train.checkpoints.resume import (
     run_identity,
 )
 from hybridcomp.train.checks import check_policy
-from hybridcomp.train.config import CYCLIC, TrainConfig
+from hybridcomp.train.config import CYCLIC, EXCHANGE_MOMENTA, TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.reading import parse
 from hybridcomp.train.sync import frozen_shares
@@ -63,14 +65,16 @@ def read_policy(config: TrainConfig) -> Policy:
         ConfigError: the policy does not suit the configuration, or needs what the schedule does not have.
     """
     policy = with_sparse_sends(_named_policy(config), config)
-    policy.require_axes(config.axes)
+    policy.require_axes((*config.axes, *((MOMENTUM,) if config.optimizer in EXCHANGE_MOMENTA else ())))
     check_policy(config, policy)
     check_techniques(policy, config)
     return policy
 
 
 def _named_policy(config: TrainConfig) -> Policy:
-    if config.policy is None:
+    if config.policy is None and config.optimizer in EXCHANGE_MOMENTA:
+        policy = load_policy("onebit")
+    elif config.policy is None:
         # Cyclic schedules have exchanges of their own, which auto does not measure; from rare ones it cannot learn.
         measured = config.schedule not in CYCLIC and config.sync is None
         policy = default_policy() if measured else load_policy("hybrid")
@@ -104,6 +108,13 @@ def prepare(arguments: Sequence[str]) -> Job:
         if importlib.util.find_spec(module) is None:
             raise missing_module(module, "train")
     config = parse(arguments)
+    if config.elastic and inside_mpi():
+        raise ConfigError(
+            "elastic replicas are no ranks of MPI: start each by itself, on Slurm by srun --mpi=none"
+        )
+    if config.elastic and config.checkpoint_every and config.resume is None and config.out is not None:
+        # A replica begins like any other, whether others train, or all have gone.
+        config = dataclasses.replace(config, resume="auto")
     policy = read_policy(config)
     checkpoint = find_checkpoint(config, contents=False)
     config = dataclasses.replace(config, out=_run_directory(config, checkpoint))

@@ -76,7 +76,7 @@ def concerns(policy: Policy, config: TrainConfig) -> list[str]:
 
 
 def _momentum_twice(policy: Policy, config: TrainConfig) -> list[str]:
-    own = {"adamw": config.beta1, "lans": config.beta1, "sgd": config.momentum}[config.optimizer]
+    own = config.momentum if config.optimizer == "sgd" else config.beta1
     if config.dp == 1 or config.sync is not None or not own:
         return []
     op = "reduce_scatter" if config.shard == "zero1" else "all_reduce"

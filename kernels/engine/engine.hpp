@@ -57,6 +57,9 @@ class Engine {
   void count_asked(int more) { asked_.fetch_add(more); }
   void count_taken(int more) { taken_.fetch_add(more); }
 
+  // The seconds for which no operation has been started, or has moved.
+  double quiet() const { return now() - quiet_since_.load(); }
+
   std::mutex& mutex() { return mutex_; }
   const Mpi& mpi() const { return mpi_; }
 

@@ -83,6 +83,7 @@ void Execution::post_send(std::uint32_t index) {
   const Step& step = program_->steps[index];
   Held& held = held_[step.slot];
   tally_.wire_bytes += held.bytes;
+  if (group_->leaves(peer(step))) tally_.between_bytes += held.bytes;
   if (group_->neighbour(peer(step))) {
     tally_.shared_bytes += held.bytes;
     if (blocked(step.queue, blocked_.size()) || !push(index)) blocked_.push_back(index);

@@ -39,7 +39,8 @@ struct Failure {
 
 // Statistics of an execution.
 struct Tally {
-  std::uint64_t wire_bytes = 0, shared_bytes = 0;
+  std::uint64_t wire_bytes = 0, shared_bytes = 0,
+                between_bytes = 0;  // sent; in shared memory; to other hosts
   double encode_seconds = 0, decode_seconds = 0;
 };
 

@@ -32,8 +32,8 @@ struct Envelope {
 };
 
 struct Group {
-  static constexpr std::uint32_t kTags = 30'000;  // below MPI's guaranteed 32767
-  static constexpr int kMost = 64;                // most numbers that an operation outside the engine takes
+  static constexpr std::uint32_t kTags = 20'000;  // below those of hybridcomp/collectives/transport/mpi.py
+  static constexpr int kMost = 64;  // numbers that an operation of several programs may take more
 
   // Return the most channels of an operation. Each operation takes as many numbers, used or not: a rank
   // without a part in a channel does not know of it.
@@ -45,6 +45,7 @@ struct Group {
   std::uint8_t* rings = nullptr;       // rings in this process's arena that it reads; null if it has none
   std::vector<int> place;              // by rank: its index among the neighbours, or -1
   std::vector<std::int32_t> contacts;  // by rank: first messages being posted; -1: it is known
+  std::vector<bool> away;              // by rank: whether it is on another host
   std::uint32_t sequence = 0;          // last number taken by the operations started
 
   Neighbour* neighbour(int peer) {
@@ -52,19 +53,22 @@ struct Group {
     return at < 0 ? nullptr : &neighbours[static_cast<std::size_t>(at)];
   }
 
-  // Take so many sequence numbers; returns the first. All ranks get the same, since they start their
-  // operations in one order.
-  std::uint32_t take(int numbers) {
-    const std::uint32_t first = sequence + 1;
-    sequence += static_cast<std::uint32_t>(numbers);
-    return first;
+  bool leaves(int peer) const {
+    const auto at = static_cast<std::size_t>(peer);
+    return peer >= 0 && at < away.size() && away[at];
   }
+
   // Count on from an operation's own number, whatever numbers this rank took before.
   void begin(std::uint32_t operation) {
     sequence = operation * static_cast<std::uint32_t>(channels() + kMost);
   }
-  // Take the numbers of an operation's channels; returns the first.
-  std::uint32_t reserve() { return take(channels()); }
+  // Take the numbers of an operation's channels; returns the first. All ranks get the same, since they start
+  // their operations in one order.
+  std::uint32_t reserve() {
+    const std::uint32_t first = sequence + 1;
+    sequence += static_cast<std::uint32_t>(channels());
+    return first;
+  }
   static int tag(std::uint32_t sequence) { return static_cast<int>(sequence % kTags); }
 };
 

@@ -36,9 +36,10 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
                              std::span<const std::int64_t> refs, const std::size_t (&limits)[kBuffers],
                              int rank, int ranks, int channels) {
   if (rows.size() % kStepWords || rooms.size() % kSlotWords) return "steps or slots are not whole";
-  if (carriage.fold != Fold::kNone &&
-      (!bytes_of(carriage.dtype) || !folds(carriage.fold, carriage.dtype) || carriage.encoder))
+  if (carriage.fold != Fold::kNone && (!folds(carriage.fold, carriage.dtype) || carriage.encoder))
     return "such elements are not folded so, or are encoded";
+  const bool sums = carriage.fold != Fold::kNone || is_float(carriage.dtype);
+  if (!bytes_of(carriage.dtype)) return "there is no such type of elements";
   if (carriage.bounds && carriage.bounds->size() != rooms.size() / kSlotWords)
     return "every slot has a bound, or none";
   for (std::size_t at = 0; at < rooms.size(); at += kSlotWords) {
@@ -97,6 +98,7 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
     step.slot = one ? static_cast<std::uint32_t>(w[1]) : 0;
     const bool needs_span = kind == kEncode || kind == kCopy;
     const bool needs_out = kind == kDecode || kind == kSum || kind == kCopy;
+    if ((kind == kSum || kind == kSumEncode) && !sums) return "only numbers are summed";
     if ((needs_span && step.span == kNoBuffer) || (needs_out && step.out == kNoBuffer))
       return "a step lacks a span";
     if (step.memory >= 0) {

@@ -61,10 +61,11 @@ inline DTypeCode sum_dtype(int code) {
 // Bind messages of any codec, and each family's functions.
 void bind_message(nb::module_& m);
 void bind_convert(nb::module_& m);
+void bind_deferral(nb::module_& m);
 void bind_ending(nb::module_& m);
 void bind_engine(nb::module_& m);
+void bind_lanes(nb::module_& m);
 void bind_lattice(nb::module_& m);
-void bind_lease(nb::module_& m);
 void bind_lowrank(nb::module_& m);
 void bind_memory(nb::module_& m);
 void bind_mpi(nb::module_& m);
@@ -73,6 +74,7 @@ void bind_watchdog(nb::module_& m);
 void bind_planes(nb::module_& m);
 void bind_simulator(nb::module_& m);
 void bind_sketch(nb::module_& m);
+void bind_request(nb::module_& m);
 void bind_span(nb::module_& m);
 void bind_sparse(nb::module_& m);
 void bind_sums(nb::module_& m);

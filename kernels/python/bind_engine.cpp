@@ -118,11 +118,18 @@ GroupHandle make_group(std::uint64_t comm, int rank, int size, bool known) {
   group->size = size;
   group->place.assign(static_cast<std::size_t>(size), -1);
   group->contacts.assign(static_cast<std::size_t>(size), known ? -1 : 0);
+  group->away.assign(static_cast<std::size_t>(size), false);
   return {std::move(group)};
 }
 
 // Set the MPI communicator of a group that was made before it, and that has sent nothing.
 void use_communicator(const GroupHandle& handle, std::uint64_t comm) { handle.group->comm = comm; }
+
+// Set which ranks are on other hosts.
+void use_hosts(const GroupHandle& handle, const std::vector<bool>& away) {
+  if (away.size() != static_cast<std::size_t>(handle.group->size)) Buffer::fail("every rank has a host");
+  handle.group->away = away;
+}
 
 // Take rings in the arena for so many neighbours, one after the other; returns the first one's place.
 std::size_t take_rings(const GroupHandle& handle, std::size_t count) {
@@ -167,14 +174,6 @@ void add_neighbour(const GroupHandle& handle, int rank, std::uintptr_t base, std
   group.neighbours.push_back(std::move(neighbour));
 }
 
-// Return the number of the next operation that is not the engine's; both kinds share one count.
-std::uint32_t next_tag(const GroupHandle& handle) {
-  Engine& engine = *the_engine();
-  nb::gil_scoped_release release;
-  const std::lock_guard lock(engine.mutex());
-  return handle.group->take(1) % Group::kTags;
-}
-
 // See Group::begin.
 void begin(const GroupHandle& handle, std::uint32_t operation) {
   Engine& engine = *the_engine();
@@ -201,10 +200,11 @@ ProgramHandle make_program(const GroupHandle& group, const Encoder* encoder, int
   if (ranks < 1 || rank < 0 || rank >= ranks) Buffer::fail("a rank is below the number of ranks");
   if (fold < 0 || fold >= static_cast<int>(Fold::kFolds) || dtype < 0 || dtype > 255)
     Buffer::fail("there is no such fold");
+  const bool plain = !encoder && !bounds;  // then elements are moved as they are, whatever they are
   Carriage carriage{std::nullopt,
                     static_cast<std::uint8_t>(codec),
                     params,
-                    fold ? static_cast<DTypeCode>(dtype) : float_dtype(dtype),
+                    fold || plain ? static_cast<DTypeCode>(dtype) : float_dtype(dtype),
                     ranks,
                     stream,
                     bytes,
@@ -257,7 +257,7 @@ nb::object failure(const Run& run) {
 
 nb::tuple tally(const Run& run) {
   const Tally& t = run->tally();
-  return nb::make_tuple(t.wire_bytes, t.shared_bytes, t.encode_seconds, t.decode_seconds);
+  return nb::make_tuple(t.wire_bytes, t.shared_bytes, t.between_bytes, t.encode_seconds, t.decode_seconds);
 }
 
 nb::list intervals(const Run& run) {
@@ -335,9 +335,9 @@ void bind_engine(nb::module_& m) {
   nb::class_<GroupHandle>(m, "EngineGroup")
       .def("add_neighbour", &add_neighbour, "rank"_a, "base"_a, "bytes"_a, "to"_a, "from_"_a)
       .def("use_communicator", &use_communicator, "comm"_a)
+      .def("use_hosts", &use_hosts, "away"_a)
       .def("take_rings", &take_rings, "count"_a)
       .def("give_rings", &give_rings)
-      .def("next_tag", &next_tag)
       .def("begin", &begin, "operation"_a)
       .def("reserve", &reserve);
   m.def("engine_group", &make_group, "comm"_a, "rank"_a, "size"_a, "known"_a);

@@ -1,5 +1,5 @@
-// Memory at an address as a buffer. An array over it holds its owner, and leaves no mark on it: torch allows
-// a tensor that was asked for an array to be resized no more.
+// Memory at an address as a buffer, and the address of a buffer. An array over a span holds its owner, and
+// leaves no mark on it: torch allows a tensor that was asked for an array to be resized no more.
 #include "python/bind.hpp"
 
 namespace hybridcomp {
@@ -24,11 +24,21 @@ class Span {
 
 PyType_Slot slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&Span::fill)}, {0, nullptr}};
 
+// Return the address of a contiguous array: NumPy's own ways to ask take microseconds.
+std::uintptr_t address(nb::handle array) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  const auto at = reinterpret_cast<std::uintptr_t>(view.buf);
+  PyBuffer_Release(&view);
+  return at;
+}
+
 }  // namespace
 
 void bind_span(nb::module_& m) {
   nb::class_<Span>(m, "Span", nb::type_slots(slots))
       .def(nb::init<std::uintptr_t, std::size_t, nb::object>(), "address"_a, "bytes"_a, "owner"_a);
+  m.def("address", &address, "array"_a);
 }
 
 }  // namespace hybridcomp

@@ -25,7 +25,7 @@ class Buffers {
 };
 
 // Return the index of the first message that is not whole, or not of this codec and these elements; None if
-// all are.
+// all are. `crc`: whether checksums are checked.
 nb::object open_messages(const nb::list& messages, std::uint8_t codec, std::uint32_t params, int dtype,
                          const std::vector<std::uint64_t>& counts, bool crc) {
   const Buffers from(messages, false);

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 
 #include "python/bind.hpp"
 #include "python/objects.hpp"
@@ -19,38 +20,52 @@ using Clock = std::chrono::steady_clock;
 using Post = int (*)(std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t,
                      std::uint64_t, std::uint64_t);
 using Test = int (*)(void*, int*, void*);
-using Release = std::optional<nb::gil_scoped_release>;
+
+// Name of an attribute, which Python finds by its address.
+inline nb::object interned(const char* name) { return nb::steal(PyUnicode_InternFromString(name)); }
 
 // Objects of MPI, NumPy and the caller that every operation needs.
 struct Library {
   Test test;
-  nb::object array, in_place, error;
+  nb::object array, datatype, in_place, error;
   std::uint64_t in_place_address;
-  nb::object callers;  // a set: while it has members, MPI may call Python
-  nb::object begun;    // a deque: gets the requests that were begun and that no thread waits for yet
-  double begins_for;   // seconds that the engine computes before a start returns
-  nb::object dtype = nb::str("dtype"), append = nb::str("append");  // names of attributes
-
-  bool calls_python() const { return PySet_GET_SIZE(callers.ptr()) > 0; }
+  nb::object begun;   // a deque: gets the requests that were begun and that no thread waits for yet
+  double begins_for;  // seconds that the engine computes before a start returns
+  nb::dict dtypes;    // handles of MPI's datatypes by NumPy's dtypes
+  std::unordered_map<std::uint64_t, std::size_t> sizes;  // bytes of MPI's basic datatypes, by handle
+  std::size_t handle_at, handle_bytes;                   // place of the handle in a datatype's object
+  nb::object request;                                    // class of mpi4py's requests
+  std::size_t request_at, keeps_at;  // places in a request of the handle, and of the memory that it keeps
+  nb::object dtype = interned("dtype"), append = interned("append");
 };
 
 inline double seconds_since(Clock::time_point began) {
   return std::chrono::duration<double>(Clock::now() - began).count();
 }
 
-// Operations on arrays of one dtype and size.
+// Size of a buffer: its bytes, and the count that the caller gives for it, or -1.
+struct Extent {
+  std::size_t bytes = 0;
+  long count = -1;
+
+  bool operator==(const Extent&) const = default;
+};
+
+// Operations on buffers of one type and size.
 struct Kind {
-  nb::object dtype;
-  std::size_t alignment = 1, send = 0, recv = 0;  // bytes
-  nb::object note;                                // the caller's; None if this path does not take such arrays
+  nb::object dtype;  // NumPy's of arrays, or MPI's that the caller gives
+  std::size_t alignment = 1;
+  Extent send, recv;
+  bool in_place = false;
+  nb::object note;  // the caller's; None if this path does not take such arrays
   Slots slots{};
   std::optional<engine::ProgramHandle> program;  // the engine's, in place of MPI's function
-  std::uint64_t calls = 0;
+  std::uint64_t calls = 0, away = 0;             // calls in all, and messages to ranks of other hosts
   double seconds = 0;
   engine::Tally tally;
 };
 
-// Memory of a plain array, held while this lives.
+// Memory of a contiguous buffer, held while this lives.
 class View {
  public:
   ~View() {
@@ -60,12 +75,15 @@ class View {
   View(const View&) = delete;
   View& operator=(const View&) = delete;
 
-  // Open an array; returns false if it is not contiguous, or must be writable and is not.
-  bool open(nb::handle array, bool writable) {
-    held_ = PyObject_GetBuffer(array.ptr(), &view_, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE) == 0;
+  // Open a buffer; returns false if it is not contiguous in any order, or must be writable and is not.
+  bool open(nb::handle buffer, long count, bool writable) {
+    const int flags = PyBUF_ANY_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0);
+    held_ = PyObject_GetBuffer(buffer.ptr(), &view_, flags) == 0;
     if (!held_) PyErr_Clear();
+    count_ = count;
     return held_;
   }
+  Extent extent() const { return {bytes(), count_}; }
   bool held() const { return held_; }
   bool writable() const { return !view_.readonly; }
   std::uint64_t begin() const { return held_ ? reinterpret_cast<std::uint64_t>(view_.buf) : 0; }
@@ -73,10 +91,11 @@ class View {
 
  private:
   Py_buffer view_;
+  long count_ = -1;
   bool held_ = false;
 };
 
-// Arrays that an operation is given.
+// Buffers that an operation is given.
 struct Arrays {
   View from, to;
   nb::object dtype;
@@ -90,6 +109,7 @@ struct Posted {
   std::shared_ptr<engine::Execution> execution;
   Clock::time_point began = Clock::now();
   void* status = nullptr;  // MPI's status of a receive
+  int peer = -1;           // the other end of a message
   bool done = false;
 };
 

@@ -53,10 +53,11 @@ NB_MODULE(_kernels, m) {
   m.def("set_threads", &set_threads, "count"_a);
   bind_message(m);
   bind_convert(m);
+  bind_deferral(m);
   bind_ending(m);
   bind_engine(m);
+  bind_lanes(m);
   bind_lattice(m);
-  bind_lease(m);
   bind_lowrank(m);
   bind_memory(m);
   bind_mpi(m);
@@ -65,6 +66,7 @@ NB_MODULE(_kernels, m) {
   bind_planes(m);
   bind_simulator(m);
   bind_sketch(m);
+  bind_request(m);
   bind_span(m);
   bind_sparse(m);
   bind_sums(m);

@@ -23,8 +23,30 @@ namespace hybridcomp {
 
 constexpr int kSpins = 12;         // looks before the thread gives way
 constexpr double kWaiting = 5e-3;  // seconds until the engine takes over
+constexpr double kMoving =
+    0.1;  // the same for a program that moves: Python has nothing to do for it but to wait
 constexpr engine::Pace kPace{.yielding = 300e-6, .least = 20e-6, .most = 1e-3, .share = 1.0 / 16};
-constexpr std::size_t kBrief = 1 << 17;  // bytes that are moved before others may have the interpreter
+
+// Poll a request of MPI's until it is done, for so many seconds at most; returns MPI's error.
+inline int poll(const Library& library, void* request, void* status, double seconds, bool* ended) {
+  int done = 0;
+  const auto test = [&] {
+    const engine::InsideMpi inside;
+    return library.test(request, &done, status);
+  };
+  int code = test();
+  for (int polls = 1; !code && !done && polls <= kSpins; ++polls) code = test();
+  if (!code && !done) {
+    engine::Backoff backoff(kPace);
+    for (double left = seconds; !code && !done && left > 0; left = seconds - backoff.seconds()) {
+      backoff.wait(left);
+      code = test();
+    }
+    if (done) backoff.found();
+  }
+  *ended = !code && done;
+  return code;
+}
 
 // MPI's function, and the positions of its arguments that differ from call to call.
 class MpiCall {
@@ -66,6 +88,7 @@ class MpiCall {
     if (send_at_ >= 0) slots[send_at_] = arrays.in_place ? library_.in_place_address : from;
     if (recv_at_ >= 0) slots[recv_at_] = to;
     if (ends) {
+      posted.peer = ends->peer;
       slots[3] = static_cast<std::uint64_t>(static_cast<std::int64_t>(ends->peer));
       slots[4] = static_cast<std::uint64_t>(static_cast<std::int64_t>(ends->tag));
     }
@@ -75,29 +98,20 @@ class MpiCall {
   }
 
   // Poll a posted operation until it has ended, for so many seconds at most; returns MPI's error.
-  int settle(Posted& posted, double seconds, Release& release) const {
-    int done = 0, code = 0;
+  int settle(Posted& posted, double seconds) const {
     if (posted.execution) {
       engine::Execution& execution = *posted.execution;
-      posted.done =
-          engine::the_engine()->wait(execution, seconds) && execution.failure().fault == engine::Fault::kNone;
+      engine::Engine& engine = *engine::the_engine();
+      const double last = engine::now() + std::min(kMoving, timeout_);
+      bool ended = engine.wait(execution, seconds);
+      while (!ended && engine.quiet() < seconds && engine::now() < last)
+        ended = engine.wait(execution, seconds);
+      posted.done = ended && execution.failure().fault == engine::Fault::kNone;
       if (posted.done && posted.status && !execution.status().empty())
         std::memcpy(posted.status, execution.status().data(), execution.status().size());
       return 0;
     }
-    code = test(posted, &done);
-    if (!code && !done && !release) release.emplace();
-    for (int polls = 1; !code && !done && polls <= kSpins; ++polls) code = test(posted, &done);
-    if (!code && !done) {
-      engine::Backoff backoff(kPace);
-      for (double left = seconds; !code && !done && left > 0; left = seconds - backoff.seconds()) {
-        backoff.wait(left);
-        code = test(posted, &done);
-      }
-      if (done) backoff.found();
-    }
-    posted.done = !code && done;
-    return code;
+    return poll(library_, &posted.request, posted.status, seconds, &posted.done);
   }
 
   // Post an operation and poll it for a moment; raises MPI's error.
@@ -109,18 +123,12 @@ class MpiCall {
     int code = 0;
     {
       const auto watch = watched();
-      Release release;
-      if (lengthy(arrays, *kind)) release.emplace();
+      const nb::gil_scoped_release release;
       code = post(posted, arrays, std::move(kind), ends, 0);
-      if (!code) code = settle(posted, kWaiting, release);
+      if (!code) code = settle(posted, kWaiting);
     }
     check(code);
     return posted;
-  }
-
-  // Whether other threads may have the interpreter from the start.
-  bool lengthy(const Arrays& arrays, const Kind& kind) const {
-    return kind.program || arrays.from.bytes() + arrays.to.bytes() > kBrief || library_.calls_python();
   }
 
   void check(int code) const {
@@ -130,11 +138,6 @@ class MpiCall {
   }
 
  private:
-  int test(Posted& posted, int* done) const {
-    const engine::InsideMpi inside;
-    return library_.test(&posted.request, done, posted.status);
-  }
-
   const Library& library_;
   const std::string name_;
   const double timeout_;

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +123,54 @@ def test_limits_are_those_of_the_guide():
     guide = (ROOT / "docs" / "performance.md").read_text()
     for line in limits.table():
         assert line in guide
+
+
+def test_what_codecs_cost_a_rank_is_that_of_the_speeds_measured():
+    guide = (ROOT / "docs" / "performance.md").read_text()
+    said = []
+    for isa, name in (("avx512", "AVX-512"), ("avx2", "AVX2")):
+        rows = json.loads((ROOT / "benchmarks" / "results" / "codecs" / f"{isa}.json").read_text())["rows"]
+        (int8,) = (row for row in rows if row.get("spec") == "int8:block=128")
+        speeds = [int8[one]["gb_s"] * 1e9 for one in ("encode", "decode", "decode_add")]
+        said.append(f"{limits.codec_seconds(64 << 20, 4, *speeds) * 1e3:.0f} ms with {name}")
+    assert f"64 MiB of `int8` cost one of four ranks {' and '.join(said)}" in guide
+    assert limits.codec_seconds(8e9, 4, 1e9, 2e9, 4e9) == 8 + 1.5 + 2 + 4
+
+
+# -- the papers' claims ----------------------------------------------------------------------------------
+
+
+def test_every_claim_is_met_or_not():
+    text = (ROOT / "docs" / "study.md").read_text().partition("## Claims, and what came out")[2]
+    rows = [
+        re.split(r"(?<!\\)\|", line)[1:-1]
+        for line in text.partition("The studies are")[0].splitlines()
+        if "|" in line
+    ]
+    claims = rows[2:]
+    assert len(claims) > 25
+    for row in claims:
+        assert len(row) == 4
+        assert all(cell.strip() for cell in row)
+        assert row[3].strip() in ("met", "**not met**"), row[0]
+
+
+def test_the_speed_beside_a_loss_is_of_the_steps_that_the_loss_is_of(monkeypatch):
+    """Of presets that begin in 4 bits: over all 1,000 steps, by the ratios of the rounds."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "pages")
+    choosing = importlib.import_module("choosing_doc")
+    rounds = {"ratios": [4.0, 2.0], "wire_bytes": {"dp": 10.0}, "plain_bytes": {"dp": 100.0}}
+    later = {"ratios": [9.0, 9.0], "wire_bytes": {"dp": 1.0}, "plain_bytes": {"dp": 100.0}}
+    speed, fewer = choosing.over_steps({"hybrid": rounds, "later": later}, "x", "later")
+    assert speed == pytest.approx((8 + 1 / 0.15) / 2)
+    assert fewer == pytest.approx(100 / 1.9)
+    text = (ROOT / "docs" / "study.md").read_text()
+    speeds = choosing.result("aggressive-speed/results.json")["speed"]["100mbit"]
+    lowrank, sparse = (
+        choosing.over_steps(speeds, name, f"{name}, later")[0] for name in ("lowrank", "sparse")
+    )
+    assert f"`lowrank` is {lowrank:.1f} times and `sparse` {sparse:.1f}" in text
+    assert f"{lowrank:.1f} times gloo at 100 Mb/s over these steps" in text
 
 
 def test_matrix():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -27,6 +28,36 @@ def run(*args: str, ranks: int = 3, script: str = "allreduce") -> subprocess.Com
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return subprocess.run(command, capture_output=True, text=True, timeout=100, env=env, check=False)
+
+
+def test_a_bucket_on_a_device(tmp_path, monkeypatch):
+    """The bucket of `make gpu`, on the emulation: the parts of its time add up, and its table takes them."""
+    out = tmp_path / "gpu_bucket_2.json"
+    small = ("--device", "emulation", "--widths", "32", "--elements", "5000", "--iters", "1")
+    done = run(*small, "--json", str(out), ranks=2, script="gpu_bucket")
+    assert done.returncode == 0, done.stderr
+    record = json.loads(out.read_text())
+    assert [row["codec"] for row in record["buckets"]] == ["none", "int8", "int4", "topk:ratio=0.01"]
+    for row in record["buckets"]:
+        assert row["identical"]
+        parts = [row[part] for part in ("waiting", "messages", "starting", "host_copies", "python")]
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(row["total"])
+        assert min(row["alone"], row["copies"]) > 0
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "pages")
+    lines = importlib.import_module("gpu_table").bucket_table([record])
+    assert any(line.startswith("| bucket of 0 MiB, `int4`, `ef` | 2 |") for line in lines)
+    assert any(line.startswith("| all-reduce of 0 MiB, `int8` | 2 |") for line in lines)
+
+
+def test_a_pass_of_momenta(tmp_path):
+    out = tmp_path / "rows.json"
+    args = ("--codec", "sign:block=65536;int8", "--elements", "1300000", "--times", "1", "--json", str(out))
+    done = run(*args, ranks=1, script="momentum_pass")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["codec"] for row in rows} == {"sign:block=65536", "int8"}
+    assert all(row["ratio"] == row["memcpy_s"] / row["pass_s"] > 0 for row in rows)
 
 
 @pytest.mark.long
@@ -114,7 +145,7 @@ def test_watched(tmp_path):
     out = tmp_path / "rows.json"
     done = run("--rounds", "3", "--seconds", "0.3", "--json", str(out), ranks=2, script="watched")
     assert done.returncode == 0, done.stderr
-    rows = json.loads(out.read_text())
+    rows = json.loads(out.read_text())["rows"]
     assert [(row["bytes"], row["ranks"], row["correct"]) for row in rows] == [
         (4096, 2, True),
         (262144, 2, True),

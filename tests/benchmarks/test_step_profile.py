@@ -237,7 +237,11 @@ def test_page(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "pages"))
     writer = importlib.import_module("step_profile_doc")
     text = writer.written(result())
-    assert "10 steps of 2 ranks, links at 1gbit (a processor, 2 cores for this process)" in text
+    assert "10 steps of 2 ranks, links at 1gbit:" in text
+    assert (
+        "*Measured: a processor, 2 cores for this process; commit, date, instruction set, load not recorded.*"
+        in text
+    )
     assert text.count("| sum") == 2
     page = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
     assert "<!-- STEP: written by benchmarks/pages/step_profile_doc.py -->" in page

@@ -2,10 +2,10 @@
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hybridcomp.breakdown.intervals import difference, intersection, length, union
+from hybridcomp.intervals import difference, intersection, length, union
 
 times = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8)
 
@@ -14,6 +14,7 @@ def instants(given_times) -> set[int]:
     return {at for began, ended in given_times for at in range(began, ended)}
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # whatever else the machine does
 @given(times, times)
 def test_sets_of_times(a, b):
     left, right = union(a), union(b)

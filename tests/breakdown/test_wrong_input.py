@@ -9,6 +9,8 @@ import pytest
 from hybridcomp.cli.main import EXIT_WRONG_INPUT, main
 from tests.breakdown.making import Rank, two_ranks
 
+COUNTS = {"bytes": 4, "uncompressed_bytes": 4, "wire_bytes": 2, "codec": "int8", "why": "a test"}
+
 
 def refused(capsys, *argv: str) -> str:
     assert main(["report", *argv]) == EXIT_WRONG_INPUT
@@ -38,6 +40,10 @@ def test_a_trace_that_is_cut_off(tmp_path, capsys):
         {"ph": "X", "cat": "operation", "name": "all_reduce", "ts": 1, "dur": -1},
         {"ph": "X", "cat": "operation", "name": "all_reduce", "ts": 1, "dur": 1, "args": {}},
         {"ph": "X", "cat": "operation", "name": "all_reduce", "ts": 1, "dur": 1, "args": 7},
+        {
+            **{"ph": "X", "cat": "operation", "name": "all_reduce", "ts": 1, "dur": 1},
+            "args": COUNTS | {"axis": "dp", "calls": "many"},
+        },
         {"ph": "X", "cat": "step", "name": "step", "ts": 1},
     ],
 )
@@ -71,9 +77,17 @@ def test_ranks_of_which_some_have_no_steps(tmp_path, capsys):
 
 def test_operations_that_went_over_something_else(tmp_path, capsys):
     one = Rank(0, groups=[])
-    one.step(0, 1)
+    one.span("all_reduce", "operation", 0, 1, axis="dp", calls=3, **COUNTS)
+    for at in range(5):
+        one.step(at * at, (at + 1) * (at + 1))  # 1, 3, 5, 7 and 9 s, of which the first are passed over
     one.write(tmp_path)
-    assert "no operation of these traces went over the backend hybridcomp" in refused(capsys, str(tmp_path))
+    assert main(["report", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "dp     all_reduce  int8       3 " in text
+    assert "A step took 8,000 ms, the median of 2 on 1 rank; 10 to 90 %: 7,200 to 8,800 ms" in text
+    assert "over gloo or NCCL it is not known for what a rank waited" in text
+    why = "has no operations of the backend hybridcomp in its traces"
+    assert why in refused(capsys, str(tmp_path), "--json", str(tmp_path / "x.json"))
 
 
 def test_a_file_that_cannot_be_written(tmp_path, capsys):

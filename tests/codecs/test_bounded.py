@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -262,6 +265,42 @@ def test_parameters():
                 continue
             with pytest.raises(ValueError, match=f"{name} must be a finite number above 0, not {bad!r}"):
                 hc.get_codec("bounded", **{name: bad})
+
+
+@pytest.mark.parametrize(
+    "encodings", [Fraction(n, d) for n, d in ((4, 1), (3, 1), (7, 4), (1, 3), (10**6, 1))]
+)
+@pytest.mark.parametrize(
+    "spec", ["bounded:abs=1e-4", "bounded:rel=0.1", "bounded:abs=5e-324", "bounded:abs=1e308"]
+)
+def test_a_share_of_a_bound(spec, encodings):
+    """Rounded down; the payload says it, and the header the codec that it is a share of."""
+    whole = hc.get_codec(spec)
+    share = whole.sharing(encodings)
+    error, part = (one.abs or one.rel for one in (whole, share))
+    exact = min(Fraction(error) / encodings, Fraction(np.finfo(float).max))
+    assert Fraction(part) <= exact or (part, error) == (5e-324, 5e-324)
+    assert part >= float(exact) * (1 - 2.0**-52)
+    assert part > 0
+    x = common.gaussian(1000)
+    msg = share.encode(x)
+    assert effective_bound(msg) == (share.abs or pytest.approx(part * np.ptp(x)))
+    assert np.abs(whole.decode(msg) - x).max() <= effective_bound(msg)
+    assert share != whole
+    assert share.spec == whole.spec
+    assert share == pickle.loads(pickle.dumps(share))
+    assert share.sharing(Fraction(1)) == whole
+    assert share.sharing(Fraction(encodings)) == share
+
+
+def test_a_bound_of_messages_is_not_shared():
+    codec = hc.get_codec("bounded:abs=1e-4,bound=message")
+    assert codec.sharing(Fraction(4)) is codec
+    assert (codec.bounds_result, codec.spec) == (False, "bounded:abs=0.0001:bound=message")
+    assert hc.get_codec("bounded:abs=1e-4,bound=result") == hc.get_codec("bounded:abs=1e-4") != codec
+    with pytest.raises(ValueError, match="bound must be one of result, message, not 'both'"):
+        hc.get_codec("bounded:abs=1,bound=both")
+    assert hc.get_codec("int8").sharing(Fraction(4)) == hc.get_codec("int8")
 
 
 @pytest.mark.parametrize("bound", [-1.0, -0.0, np.inf, np.nan, -np.inf])

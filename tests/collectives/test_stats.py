@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from hybridcomp.collectives.report import hint, show, size, summary
+from hybridcomp.collectives.report import ASK, Steps, hint, show, size, summary
 from hybridcomp.collectives.stats import Call, StatRow, StatTable, merge, since
 
 MB = 1_000_000
-HEADINGS = "axis operation codec calls uncompressed on the wire ratio encode s wire s decode s why"
+HEADINGS = "axis operation codec calls uncompressed on the wire ratio encode s under way s decode s why"
 
 
 def words(text: str) -> list[str]:
@@ -27,6 +27,22 @@ def row(
 
 def plain(reason: str, nbytes: int = MB, **kwargs) -> StatRow:
     return row(codec="none", reason=reason, plain=nbytes, wire=nbytes, **kwargs)
+
+
+def test_what_leaves_hosts_is_shown_where_hosts_have_several_ranks():
+    apart, alone, inside = row(wire=1000), row(op="send", wire=1000), row(axis="tp", wire=2500)
+    apart.between_bytes, alone.between_bytes = 300, 1000
+    assert summary([alone, inside]).splitlines()[1].split() == HEADINGS.split()
+    lines = summary([apart, alone, inside]).splitlines()
+    assert lines[1].split() == HEADINGS.replace("wire ratio", "wire inside hosts between hosts ratio").split()
+    assert [" ".join(line.split()[6:12]) for line in lines[3:6]] == [
+        "1 kB 700 B 300 B",
+        "1 kB 0 B 1 kB",
+        "2.5 kB 2.5 kB 0 B",
+    ]
+    totals = merge([[apart], [apart], [inside]])
+    assert [(r.between_bytes, r.inside_bytes) for r in totals] == [(600, 1400), (0, 2500)]
+    assert since([apart], totals)[0].between_bytes == 300
 
 
 class Terminal(io.StringIO):
@@ -79,6 +95,34 @@ def test_the_table_has_what_matters_first_and_totals_last():
     assert body == [words(first), words(second), words(total)]
     assert not any(line.endswith(" ") for line in lines)
     assert "\x1b" not in "".join(lines)
+
+
+def test_where_steps_are_known_the_table_is_of_one_step():
+    rows = [row(plain=40 * MB, wire=10 * MB, calls=20)]
+    lines = summary(rows, steps=Steps(10)).splitlines()
+    assert lines[0] == "hybridcomp: what this rank sent in a step, the mean of 10"
+    assert lines[1].split() == words(HEADINGS.replace(" s ", " ms "))
+    assert lines[3].split() == words("dp all_reduce int8 2 4 MB 1 MB 4 25 150 1,200 policy p")
+    assert len(lines) == 6  # nothing is said of waiting, which is not known
+    assert summary(rows, steps=Steps()) == summary(rows)
+
+
+@pytest.mark.parametrize(
+    ("waited", "share", "asks"), [(0.05, "3%", False), (0.9, "50%", True), (9.0, "100%", True)]
+)
+def test_the_time_that_a_step_waited_is_told_apart(waited, share, asks):
+    line = summary([row()], steps=Steps(10, 1.8, waited)).splitlines()[-1]
+    assert line.startswith(f"A step took 200 ms, of which this rank waited {share};")
+    assert (ASK in line) == asks
+
+
+def test_a_row_that_sends_more_than_uncompressed_says_why():
+    small = row(codec="none", reason="as sent", calls=10, plain=10_000, wire=15_000)
+    large = row(codec="none", reason="as sent", plain=MB, wire=2 * MB)
+    lines = summary([small, large, row(plain=2 * MB)]).splitlines()
+    assert lines[3].endswith("policy p")
+    assert lines[4].endswith("as sent; sends more, by an algorithm of fewer rounds")
+    assert lines[5].endswith("as sent; sends more, small messages: each has a head, and goes to all at once")
 
 
 def test_the_table_is_bounded_and_loses_nothing():

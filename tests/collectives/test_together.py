@@ -43,6 +43,25 @@ FORGOTTEN = """
     print("well", flush=True)
 """
 
+FREED = """
+    import atexit, time
+    import numpy as np
+
+    results = [np.zeros(300_000, np.float32) for _ in range(16)]
+    atexit.register(lambda: print(*(int(y.min()) for y in results), flush=True))  # after hybridcomp's own
+
+    from mpi4py import MPI
+    import hybridcomp as hc
+
+    freed, dropped = (hc.Communicator(MPI.COMM_WORLD, "lossless") for _ in range(2))
+    if MPI.COMM_WORLD.rank:
+        time.sleep(0.3)
+    x = np.ones_like(results[0])
+    requests = [comm.Iallreduce(x, y) for comm, y in zip([dropped, *15 * [freed]], results)]
+    freed.Free()
+    del dropped, requests
+"""
+
 
 def test_blocking_and_non_blocking_operations_in_two_threads():
     done = mpiexec(2, "-c", textwrap.dedent(TOGETHER), timeout=60)
@@ -54,4 +73,11 @@ def test_a_request_that_nobody_waits_for_ends_with_the_program():
     done = mpiexec(2, "-c", textwrap.dedent(FORGOTTEN), timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["well"] * 2
+    assert not done.stderr
+
+
+def test_operations_of_a_freed_communicator_end_with_the_program():
+    done = mpiexec(2, "-c", textwrap.dedent(FREED), timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2"] * 32
     assert not done.stderr

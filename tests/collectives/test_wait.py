@@ -1,7 +1,9 @@
-"""Waiting for MPI's requests in compiled code, the lock that is held meanwhile, and the background thread's alarm."""
+"""Waiting for MPI's requests in compiled code, the lock held meanwhile, the progress thread's alarm, and callbacks."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hybridcomp.collectives.execution.callbacks import Call, Callbacks
 from hybridcomp.collectives.execution.steps import Pending
 from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.native import kernels
@@ -36,7 +39,7 @@ def message():
 
 
 def operation(request: MPI.Request, **more) -> SimpleNamespace:
-    return SimpleNamespace(_pending=Pending([request], [0], **more), _arrived=0)
+    return SimpleNamespace(pending=Pending([request], [0], **more), arrived=0)
 
 
 def test_it_waits_until_the_time_is_over_or_the_message_is_there(message):
@@ -79,7 +82,7 @@ def test_what_waits_for_more_than_messages_is_not_for_it(message):
     request, _ = message
     lock = PollingLock()
     polled = operation(request, poll=lambda: False)
-    arrived = SimpleNamespace(_pending=Pending([request], [0]), _arrived=1)
+    arrived = SimpleNamespace(pending=Pending([request], [0]), arrived=1)
     with lock:
         for active in ([], [polled], [operation(request), arrived]):
             assert not lock.wait(active, 0.0, longest=20.0, **HOW)
@@ -114,3 +117,64 @@ def test_a_ring_is_for_one_wait_and_stopping_for_all():
     for _ in range(3):
         assert alarm.wait(20.0)
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_callback_may_wait_for_what_the_next_one_does(beside, threads):
+    """Give the next callback a thread, whether it came before or after a thread looked."""
+    callbacks = Callbacks()
+    within = Call(lambda: None) if beside else None
+    if threads:  # which is idle, and still counts as idle until it has woken
+        callbacks.submit(lambda: None, None)
+        time.sleep(0.05)
+    done, waited = threading.Event(), []
+    calls = [
+        callbacks.submit(lambda: waited.append(done.wait(10)), None, within),
+        callbacks.submit(done.set, None, within),
+    ]
+    deadline = time.monotonic() + 20
+    while not all(call.ended for call in calls) and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    callbacks.stop()
+    assert waited == [True]
+
+
+def test_many_callbacks_take_few_threads():
+    callbacks, count, order = Callbacks(), 5_000, []
+    for i in range(count):
+        last = callbacks.submit(lambda i=i: order.append(i), None)
+    deadline = time.monotonic() + 20
+    while not last.ended and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    callbacks.stop()
+    assert order == [*range(count)]
+    assert len(callbacks._threads) <= 4
+
+
+GIVEN_UP = """
+import atexit
+import numpy as np
+from mpi4py import MPI
+from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.execution.steps import Pending
+from hybridcomp.errors import CollectiveTimeoutError
+
+late = MPI.COMM_WORLD.Irecv(np.zeros(1), 0, 5)
+atexit.register(lambda: print("MPI has freed it:", late == MPI.REQUEST_NULL))  # runs after the engine's
+def steps():
+    yield Pending([late], [-1])
+try:
+    engine().start(steps(), "a receive", 0.05).wait()
+except CollectiveTimeoutError:
+    MPI.COMM_WORLD.Send(np.ones(1), 0, 5)
+"""
+
+
+def test_what_was_given_up_and_has_ended_since_is_freed_at_exit():
+    done = subprocess.run(
+        [sys.executable, "-c", GIVEN_UP], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "MPI has freed it: True" in done.stdout
+    assert "pending" not in done.stderr  # MPICH tells of communicators that something still uses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,13 @@ def test_bytes_are_the_cpus(spec: str, dtype: str) -> None:
         common.check(codec, common.values("gaussian", n, dtype), dtype, outputs=n < 200)
     for kind in common.VALUES:
         common.check(codec, common.values(kind, 500, dtype), dtype, outputs=False)
+
+
+@pytest.mark.parametrize("spec", SPECS[1:3])
+def test_a_share_of_a_bound(spec: str) -> None:
+    """Devices' messages of a reduction keep it, too."""
+    codec = hc.get_codec(spec).sharing(Fraction(7, 3))
+    common.check(codec, common.values("gaussian", 500, "float32"), "float32")
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -21,7 +21,8 @@ from tests.cuda import common
 
 KEY = ("dp", "w")
 FORMS = ["ef", "ef21", "loco", "loco:beta=0.5,reset_steps=2", "dgc", "ef-sgdm"]
-# Codecs whose kernels encode with feedback at once, one without such kernels, and one that draws random numbers.
+# Codecs whose kernels encode with feedback at once, some without such kernels, one that draws random numbers, and
+# those whose messages vary in length.
 CODECS = [
     "int8",
     "int4:block=32",
@@ -34,6 +35,8 @@ CODECS = [
     "int8:rounding=stochastic",
     "bf16",
     "sign",
+    "topk:ratio=0.05",
+    "threshold:abs=0.7",
 ]
 
 
@@ -73,6 +76,26 @@ def test_messages_and_states_are_the_cpus(spec: str, form: str) -> None:
                     common.to_host(summed), host.accumulate(KEY, total), f"{spec}: accumulated"
                 )
         same_state(device, host, f"{spec} {form}: {n} {dtype}")
+
+
+@pytest.mark.parametrize("spec", ["sign", "int4:block=32", "bf16"])
+def test_messages_of_momenta_are_the_cpus(spec: str) -> None:
+    """Data are a part of a momentum, which the kernels compute as they correct; a later step sends them alone."""
+    for dtype, n in (("float32", 1390), ("float64", 1300), ("bfloat16", 301)):
+        kind = as_dtype(dtype).accumulator
+        momentum = common.values("gaussian", n, kind.label, 9)
+        device, host = hc.ErrorFeedback(spec), hc.ErrorFeedback(spec)
+        for step in range(6):
+            mine = None if step == 4 else common.host_array(momentum, kind.label)
+            host.blend(KEY, None if mine is None else flatten(mine).data, 0.9)
+            device.blend(
+                KEY, None if mine is None else flatten(common.to_device(momentum), device=True).data, 0.9
+            )
+            x = data_of(n, dtype, step)
+            want = np.array(flatten(host.encode(common.host_array(x, dtype), KEY)).data)
+            got = device.encode(common.to_device(x, as_dtype(dtype)), KEY)
+            common.assert_same(common.to_host(got), want, f"{spec}: {n} {dtype}, step {step}")
+        same_state(device, host, f"{spec}: {n} {dtype}")
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1,values=int8", "bounded"])

@@ -12,7 +12,9 @@ import zstandard
 import hybridcomp as hc
 from hybridcomp import nvcomp
 from hybridcomp.arrays import DType, as_dtype
-from hybridcomp.codecs.lossless import CHUNK
+from hybridcomp.codecs.device.messages import HEAD_BYTES
+from hybridcomp.codecs.lossless import CHUNK, plane_count
+from hybridcomp.wire import HEADER_BYTES
 from tests.codecs.common import FLOATS, reseal
 from tests.cuda import common
 from tests.cuda.fake_nvcomp import Nvcomp
@@ -113,12 +115,14 @@ def test_hostile(n: int) -> None:
 
 def test_a_table_that_the_host_does_not_see_at_once() -> None:
     """The table has more planes than the head of a payload shows."""
-    data = numbers(2 * CHUNK + 5, "float64")
+    data = numbers(4 * CHUNK + 5, "float64")
     msg = hc.get_codec("lossless").encode(data)
-    assert 3 * 8 * 4 > 64
+    last = plane_count(data.size, DType.FLOAT64) - 1
+    entry = slice(HEADER_BYTES + 4 * last, HEADER_BYTES + 4 * last + 4)
+    assert entry.stop > HEAD_BYTES
     for change in (1, 1 << 24, 1 << 25):
         bad = msg.copy()
-        bad[32 + 4 * 22 : 32 + 4 * 23] = (bad[32 + 4 * 22 : 32 + 4 * 23].view("<u4") ^ change).view(np.uint8)
+        bad[entry] = (bad[entry].view("<u4") ^ change).view(np.uint8)
         with pytest.raises(hc.WireError, match="lossless"):
             hc.decode(common.to_device(reseal(bad)))
 

@@ -2,16 +2,17 @@ import dataclasses
 import json
 import math
 import re
-from base64 import b64decode
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from hybridcomp.demo.output import write_report
-from hybridcomp.demo.picture import smoothed
+from hybridcomp.demo.picture import _draw_traffic, smoothed
 from hybridcomp.demo.report import compare
+from hybridcomp.style import LIGHT
 from tests.demo.fake import outcome
+from tests.pages import check_pictures
 
 
 def test_compare(tmp_path: Path) -> None:
@@ -58,49 +59,28 @@ def test_cells(tmp_path: Path) -> None:
     assert rows[2][4] == "+1.0%"
 
 
-class Page(HTMLParser):
-    """Parser that collects the images and the links out, and checks that tags are closed in order."""
-
-    VOID = frozenset({"meta", "img", "link", "br"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.images: list[str] = []
-        self.outside: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in self.VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            if tag == "img" and name == "src":
-                self.images.append(value or "")
-            elif name in ("src", "href"):
-                self.outside.append(value or "")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 @pytest.mark.parametrize("shaped", [True, False])
 def test_files(tmp_path: Path, shaped: bool) -> None:
     report = write_report(outcome(tmp_path, shaped=shaped), tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     assert [row["name"] for row in results["rows"]] == ["none", "naive", "hybrid"]
     assert results["share"] == report.share
+    assert results.keys() >= {"commit", "date", "command", "load", "machine"}
     picture = (tmp_path / "demo.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     text = (tmp_path / "demo.html").read_text()
-    page = Page()
-    page.feed(text)
-    assert page.open == []
-    assert page.outside == []  # it needs no other file
-    assert b64decode(page.images[0].removeprefix("data:image/png;base64,")) == picture
+    assert check_pictures(text, 1) == [picture]
     for row in report.cells:
         assert "".join(f"<td>{cell}</td>" for cell in row) in text
     assert "&lt;policy&gt;" in text
     assert "hybrid &lt;&amp;&gt;" in text
     assert re.search(r"torch \d", text)
+
+
+def test_the_highest_bar_has_room_for_its_figure_below_the_title(tmp_path: Path) -> None:
+    axes = Figure().subplots()
+    _draw_traffic(axes, compare(outcome(tmp_path)), LIGHT)  # in which the last axis sent nothing
+    assert axes.get_ylim()[1] > 1.1 * 110
 
 
 def test_smoothed() -> None:

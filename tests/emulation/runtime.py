@@ -6,6 +6,7 @@ that forgets to wait reads memory that nothing was written to yet.
 
 from __future__ import annotations
 
+import bisect
 import copy
 import functools
 import os
@@ -73,6 +74,7 @@ class EmulatedRuntime(Runtime):
         self.ordinal = 0
         self.emulator = Emulator(flavour)
         self.launches: list[str] = []
+        self.pinned_memory: list[tuple[int, int]] = []  # address and bytes, by address
         self._streams: dict[int, _Stream] = {0: _Stream()}
 
     def launch(
@@ -129,6 +131,7 @@ class EmulatedRuntime(Runtime):
 
     def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
         view = self.emulator.view(self.emulator.alloc(nbytes), nbytes)  # for good: tests are short
+        bisect.insort(self.pinned_memory, (view.ctypes.data, nbytes))
         view[:] = _PATTERN
         return view
 

@@ -225,6 +225,7 @@ def run_checked(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_good_checked() -> None:
     done = run_checked("tests.emulation.good", "checked")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -182,6 +182,7 @@ class World {
       group->size = size();
       group->place.assign(hosts_.size(), -1);
       group->contacts.assign(hosts_.size(), 0);
+      for (const int host : hosts_) group->away.push_back(host != hosts_[static_cast<std::size_t>(rank)]);
       groups.push_back(std::move(group));
       const std::size_t count = neighbours(rank).size();
       if (!shared || !count) continue;

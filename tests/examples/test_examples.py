@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.torch.harness import PATH, ROOT, mpiexec
@@ -19,8 +20,9 @@ from tests.warm import python
 FOLDER = ROOT / "examples"
 pytestmark = pytest.mark.timeout(400)  # a test starts up to three programs, each of which imports torch
 PROGRAMS = {
-    *("ddp", "fsdp2", "tp_pp", "moe", "dlrm", "nanogpt", "torchrun_hook"),
-    *("hf_accelerate", "hf_trainer", "lightning_ddp", "ray_train"),
+    *("ddp", "fsdp2", "tp_pp", "moe", "dlrm", "nanogpt", "torchrun_hook", "onebit"),
+    "torchft_ddp",  # run by tests/torch/test_torchft.py
+    *("hf_accelerate", "hf_trainer", "lightning_ddp", "ray_train", "heat"),
 }
 
 
@@ -191,6 +193,17 @@ def test_lightning():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("program", ["hf_accelerate", "hf_trainer", "lightning_ddp"])
+def test_libraries_train_by_exchanged_momenta(program: str):
+    options = {
+        "hf_accelerate": ("--backend", "gloo", "--freeze-step", "12", "--steps", "20"),
+        "hf_trainer": ("--freeze_step", "4", "--max_steps", "10"),
+        "lightning_ddp": ("--backend", "gloo", "--freeze-step", "8", "--epochs", "3"),
+    }
+    check(torchrun(program, *options[program]), falls_to=0.97, saved=5.5)
+
+
+@pytest.mark.long
 def test_ray_train():
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # names of sockets are short
         env = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder, "RAY_AUTH_MODE": "disabled"}
@@ -204,3 +217,42 @@ def test_hook_alone_under_torchrun():
     said = torchrun("torchrun_hook", "--steps", "30")
     check(said, falls_to=0.7, saved=1.2)
     assert "MPI loaded: False" in said.summary
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("optimizer", "saved", "since"), [("onebit", 5, 8), ("zero-one", 4, 4)])
+def test_momenta_are_exchanged(optimizer: str, saved: float, since: float):
+    said = torchrun("onebit", "--steps", "50", "--width", "64", "--layers", "2", "--optimizer", optimizer)
+    check(said, falls_to=0.75, saved=saved)
+    assert float(re.search(r"after step 10 ([\d.]+) times fewer", said.summary)[1]) > since
+
+
+def plate(ranks: tuple[int, int], edge: int, steps: int) -> np.ndarray:
+    """Return the plate of heat.py, float32 [ranks[0] * edge, ranks[1] * edge], as one process computes it."""
+    y, x = (np.linspace(-1, 1, n * edge, dtype=np.float32) for n in ranks)
+    cells = np.pad((y[:, None] ** 2 + x**2 < 0.25).astype(np.float32), 1)
+    for _ in range(steps):
+        around = cells[:-2, 1:-1] + cells[2:, 1:-1] + cells[1:-1, :-2] + cells[1:-1, 2:]
+        cells[1:-1, 1:-1] += np.float32(0.2) * (around - 4 * cells[1:-1, 1:-1])
+    return cells[1:-1, 1:-1]
+
+
+@pytest.mark.parametrize(
+    ("grid", "policy", "bound", "saved"), [((2, 1), "none", 0, 1), ((2, 2), "bounded:abs=1e-3", 1e-3, 10)]
+)
+def test_objects_a_window_a_file_and_a_grid(
+    grid: tuple[int, int], policy: str, bound: float, saved: float, tmp_path: Path
+):
+    out, edge, steps = tmp_path / "plate.npy", 1100, 5
+    out.write_bytes(b"of an earlier run" * 10**6)
+    options = f"--policy {policy} --edge {edge} --steps {steps} --out {out}"
+    done = mpiexec(grid[0] * grid[1], str(FOLDER / "heat.py"), *options.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    got, want = np.load(out), plate(grid, edge, steps)
+    assert out.stat().st_size == 128 + want.nbytes
+    assert np.abs(got - want).max() <= 0.4 * bound * steps
+    heat = [float(said) for said in re.findall(r"step \d+: heat ([\d.]+)", done.stdout)]
+    assert len(heat) == 5
+    assert heat[-1] == pytest.approx(got.sum(dtype=np.float64), abs=1e-3)
+    wire, plain = map(float, re.findall(r"([\d.]+) MB", done.stdout))
+    assert plain >= saved * wire > 0

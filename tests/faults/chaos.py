@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import platform
 import random
 import time
 import traceback
@@ -18,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.native import kernels
+from benchmarks.resultfile import write
 from tests.faults.outcome import Outcome
 
 #: Kinds of scenarios: the module of each, and how often it is drawn beside the others; what takes longer, less often.
@@ -64,7 +62,6 @@ def chaos(minutes: float, seed: int, kinds: list[str]) -> Iterator[dict[str, Any
         yield {
             "minutes": round((time.monotonic() - began) / 60, 1),
             "seed": seed,
-            "machine": f"{os.cpu_count()} cores, {kernels().isa()}, Python {platform.python_version()}",
             "scenarios": dict(sorted(scenarios.items())),
             "operations": total.operations,
             "faults": dict(sorted(total.faults.items())),
@@ -95,7 +92,7 @@ def main() -> int:
     print(f"seed {seed}", flush=True)
     for done in chaos(arguments.minutes, seed, kinds):
         if arguments.out:  # results so far, whatever becomes of this process
-            arguments.out.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+            write(arguments.out, done)
     print(json.dumps({key: value for key, value in done.items() if key != "findings"}, indent=1))
     print(f"{len(done['findings'])} findings")
     return 1 if done["findings"] else 0

@@ -17,9 +17,10 @@ import numpy as np
 
 import hybridcomp as hc
 from hybridcomp.arrays import DType, Flat
+from hybridcomp.testing import message as message_of
 from tests.codecs.common import SPECS
-from tests.golden import make
 
+DTYPES = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16)
 COUNTS = (1, 129, 4099)
 KINDS = ("ordinary", "finite", "anything")
 
@@ -51,7 +52,7 @@ def plain(x: np.ndarray) -> bytes:
 def made(spec: str, data: np.ndarray, dtype: DType) -> Iterator[bytes]:
     """Yield all that a codec makes of flat storage: the message, what it decodes to, sums, and the message of a sum."""
     codec = hc.get_codec(spec)
-    message = make.message(spec, data, dtype)
+    message = message_of(spec, data, dtype)
     yield message
     for target in (np.float64, np.float32, np.float16):
         out = np.empty(data.size, target)
@@ -69,7 +70,7 @@ def made(spec: str, data: np.ndarray, dtype: DType) -> Iterator[bytes]:
 def main(what: str, file: str) -> int:
     """Write the checksums, or name the codecs whose are others."""
     found = {}
-    for spec, dtype, kind, n in product(SPECS, make.DTYPES, KINDS, COUNTS):
+    for spec, dtype, kind, n in product(SPECS, DTYPES, KINDS, COUNTS):
         with np.errstate(all="ignore"):
             found[f"{spec} {dtype.label} {kind} {n}"] = [
                 zlib.crc32(one) for one in made(spec, values(kind, n, dtype), dtype)

@@ -14,6 +14,7 @@ from hybridcomp.lab import Lab, LabError
 from hybridcomp.launcher import find_mpiexec
 from tests.lab.processes import living
 
+CROSSING = str(Path(__file__).with_name("crossing.py"))
 PING = str(Path(__file__).with_name("ping.py"))
 WITHOUT_MPIEXEC = str(Path(__file__).with_name("without_mpiexec.py"))
 # How much of a core a process that has work has in half a second.
@@ -84,11 +85,26 @@ class TestNamespaces:
         assert float(alone.stdout.split()[1]) < 0.25
         assert not groups[0].exists()
 
-    def test_ranks_of_a_host_share_memory(self) -> None:
+    def test_ranks_of_a_host_share_memory_and_each_byte_leaves_it_once(self) -> None:
         with Lab(2, "none", kind="namespaces") as lab:
             seconds, rest = ping(lab, 2)
+            done = lab.mpirun(["python", CROSSING], 2, timeout=60)
         assert rest[0].startswith("[0, 1] none")
         assert seconds < 0.3  # 100mbit would take 0.67
+        assert done.returncode == 0, done.stderr
+        found = {
+            tuple(words[:2]): tuple(map(float, words[2:]))
+            for words in map(str.split, done.stdout.splitlines())
+        }
+        # Times the parameters' bytes; the least for two hosts is 1.5 and 1 times the codec's.
+        most = {
+            ("fsdp", "none"): 1.55, ("fsdp", "int8"): 0.41, ("fsdp", "int4"): 0.21,
+            ("ddp", "none"): 1.035, ("ddp", "int8"): 0.275, ("ddp", "int4"): 0.145,
+        }  # fmt: skip
+        assert found.keys() == most.keys(), done.stdout
+        for what, (by_interface, by_statistics) in found.items():
+            assert by_interface <= most[what], (what, found)
+            assert by_statistics <= by_interface <= 1.05 * by_statistics, (what, found)  # headers of TCP
 
     def test_ranks_go_host_by_host(self) -> None:
         with Lab(3, "1gbit", kind="namespaces") as lab:

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hybridcomp import native
+from hybridcomp.codecs import cast
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy.toml import parse_policy
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
@@ -81,14 +83,15 @@ def test_unaligned_and_strided_and_read_only(make):
     raw = np.zeros(4 * n + 1, np.uint8)
     unaligned = raw[1:].view(np.float32)
     unaligned[:] = gaussian(n)
-    strided = np.zeros(2 * n, np.float32)[::2]
-    strided[:] = gaussian(n)
-    strided.flags.writeable = False
+    given = gaussian(n)
     want = np.empty(n, np.float32)
-    comm.Allreduce(gaussian(n), want)
+    comm.Allreduce(given, want)
     got = np.empty(n, np.float32)
-    comm.Allreduce(strided, got)
-    verdict(got.tobytes() == want.tobytes(), "strided")
+    given.flags.writeable = False
+    comm.Allreduce(given, got)
+    verdict(got.tobytes() == want.tobytes(), "read-only")
+    with pytest.raises(BufferError, match="contiguous"):  # as mpi4py says it
+        comm.Allreduce(np.zeros(2 * n, np.float32)[::2], got)
     comm.Allreduce(MPI.IN_PLACE, unaligned)
     verdict(unaligned.tobytes() == want.tobytes(), "unaligned")
     with pytest.raises(BufferError, match="contiguous"):  # as mpi4py says it
@@ -200,3 +203,19 @@ def test_mpi4py_buffer_lists(make):
     want = np.empty(n, np.float32)
     comm.Allreduce([gaussian(n), MPI.FLOAT], [want, n, MPI.FLOAT])
     verdict(x[5:].tobytes() == want.tobytes() and not x[:5].any())
+
+
+def test_sums_past_the_range_of_fp16_are_told_of(make):
+    """Whoever encodes them: the first rank's data fit, and their sum does not."""
+    if WORLD.size == 1:
+        return
+    comm, told = make(), []
+    cast._listen()  # as the first encoder does, which is before this one
+    for n in (1000, 200_000):
+        native.kernels().listen_for_overflow(lambda: told.append(1))
+        out = np.empty(n, np.float32)
+        comm.Allreduce(np.full(n, 60000, np.float32), out, codec="fp16", algorithm="direct")
+        verdict(bool(np.isinf(out).all()))
+        verdict(sum(WORLD.allgather(len(told))) >= 1, f"{n}")
+        told.clear()
+    native.kernels().listen_for_overflow(cast._warn)

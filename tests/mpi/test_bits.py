@@ -20,9 +20,8 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.collectives.algorithms.selection import OPERATIONS, refusal
 from hybridcomp.schedules.registry import ALGORITHMS
-from hybridcomp.variables import DEVICES
 from tests.codecs.common import SPECS, with_specials
-from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
+from tests.mpi.conftest import WORLD, communicator, gaussian, identical, step_by_step, verdict
 from tests.mpi.hosts import Hosts
 
 SIZES = [0, 3, 1000, 1001, 20_001]
@@ -148,12 +147,11 @@ def right(kind: str, dtype: str, n: int, got: Any) -> bool:
     return bool(np.array_equal(back, want, equal_nan=True) and (np.signbit(back) == below)[zeros].all())
 
 
-@pytest.mark.parametrize("devices", "01")
+@pytest.mark.parametrize("way", [lambda comm: comm, step_by_step], ids=["engine", "step by step"])
 @pytest.mark.parametrize("kind", OPS)
-def test_every_reduction_of_every_type(kind, devices, monkeypatch):
+def test_every_reduction_of_every_type(kind, way):
     """By the engine, and where it is not in use."""
-    monkeypatch.setenv(DEVICES.name, devices)
-    comm = communicator()
+    comm = way(communicator())
     wrong = []
     for dtype in REAL + (COMPLEX if kind not in ("max", "min") else []):
         for n in LENGTHS:

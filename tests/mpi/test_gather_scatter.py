@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -8,6 +10,7 @@ import hybridcomp as hc
 from hybridcomp.errors import MismatchError
 from hybridcomp.policy import Policy, Rule
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
+from tests.mpi.test_buffers import Dlpack
 
 CODECS = {
     "none": 1e-6,
@@ -98,6 +101,37 @@ def test_alltoallv(make, codec):
 def _displs(counts, me):
     received = [row[me] for row in counts]
     return [sum(received[:r]) for r in range(len(received))]
+
+
+@pytest.mark.parametrize("form", ["typecode", "tensor", "dlpack"])
+@pytest.mark.parametrize("n", [0, 1, 129, 70_001])
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_in_place_of_unlike_forms(make, codec, n, form):
+    """A rank gives its buffer in a form that goes round MPI's own; the others an array, which may not."""
+    if form == "tensor":
+        pytest.importorskip("torch")  # on all ranks alike
+    comm = make(codec)
+    counts = np.minimum.outer(np.arange(WORLD.size), np.arange(WORLD.size)) * n // 2 + n
+    for own, alike in (counts[WORLD.rank].tolist(), False), ([n] * WORLD.size, True):
+        held = np.concatenate([gaussian(k, seed=r) for r, k in enumerate(own)])
+        buffer, last = _in_form(held, form) if WORLD.rank == WORLD.size - 1 else (held, MPI.FLOAT)
+        if alike:
+            comm.Alltoall(MPI.IN_PLACE, [buffer, last])
+        else:
+            comm.Alltoallv(MPI.IN_PLACE, [buffer, (own, None), last])
+        got = np.split(held, np.cumsum(own)[:-1])
+        for r in range(WORLD.size):
+            want = gaussian(own[r], rank=r, seed=WORLD.rank)
+            verdict(relative_error(got[r], want) <= CODECS[codec] * 2)
+
+
+def _in_form(held: np.ndarray, form: str) -> tuple[object, object]:
+    """Return a buffer of an array's memory in one of several forms, and its type in a message."""
+    if form == "typecode":
+        return held, "f"
+    if form == "tensor":
+        return importlib.import_module("torch").from_numpy(held), MPI.FLOAT
+    return Dlpack(held), MPI.FLOAT
 
 
 @pytest.mark.parametrize("codec", CODECS)

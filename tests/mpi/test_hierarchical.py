@@ -182,3 +182,41 @@ def test_a_hierarchy_is_refused_where_there_is_none(make):
         comm.Allreduce(MPI.IN_PLACE, x, algorithm="hierarchical")
     with pytest.raises(ValueError, match="'fastest' here: there is none of that name; allowed: direct"):
         comm.Allreduce(MPI.IN_PLACE, x, algorithm="fastest")
+
+
+@pytest.mark.ranks(least=3)
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_statistics_tell_what_leaves_a_host(make, monkeypatch, codec):
+    """By the engine, by MPI, in messages of each kind: for all ranks together they are as many as were sent."""
+    size, rank = WORLD.size, WORLD.rank
+    monkeypatch.setenv("HYBRIDCOMP_HOSTS", f"2,{size - 2}")
+    comm = make()
+    away = 2 if rank >= 2 else size - 2  # ranks of the other host
+
+    def between(op: str) -> int:
+        return sum(row.between_bytes for row in comm.stats() if row.op == op)
+
+    n = 2000
+    x, y = gaussian(n), np.empty(n * size, np.float32)
+    message = len(get_codec(codec).encode(x)) if codec != "none" else 4 * n
+    comm.Allgather(x, y, codec=codec, algorithm="direct" if codec != "none" else None)
+    if codec != "none":
+        verdict(between("all_gather") == away * message)
+    comm.Alltoall(y, y.copy(), codec=codec)
+    verdict(between("all_to_all") == away * message)
+    peers = [(rank + 1) % size, (rank - 1) % size, (rank + 1) % size]
+    sent = 0
+    for way, peer in enumerate(peers * 2):
+        source = (rank - 1) % size if peer == (rank + 1) % size else (rank + 1) % size
+        here = np.empty(n, np.float32)
+        sends = comm.Isend(x, peer, codec=codec) if way % 2 else None
+        if sends is None:
+            comm.Sendrecv(x, peer, 0, here, source, 0, codec=codec)
+        else:
+            comm.Recv(here, source)
+            sends.wait()
+        sent += (peer < 2) != (rank < 2)
+    found = between("send")
+    verdict(sent * message <= found <= sent * (message + 1), f"{found} for {sent} of {message}")
+    for row in comm.stats():
+        verdict(row.inside_bytes >= 0 and row.between_bytes >= 0)

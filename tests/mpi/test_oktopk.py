@@ -11,10 +11,10 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.algorithms.schedules import OperationKey
-from hybridcomp.collectives.engine.native import native_engine
+from hybridcomp.collectives.engine.groups import native_engine
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.variables import SHARED_MEMORY
-from tests.mpi.conftest import WORLD, gaussian, identical, verdict
+from tests.mpi.conftest import WORLD, gaussian, identical, step_by_step, verdict
 from tests.mpi.engine.test_compiled import both
 
 __all__ = ["both"]
@@ -103,7 +103,7 @@ def test_the_engine_has_in_python_memories(make, monkeypatch, form, codec):
     monkeypatch.setattr(choosing, "chunk_bytes", lambda *_: SHORT_REGIONS)
     text = f'min_bytes = 0\n[dp]\nall_reduce = {{ codec = "{codec}", feedback = "{form}" }}\n'
     comms = [make(parse_policy(text, "test")) for _ in range(2)]
-    comms[1]._programs = None
+    step_by_step(comms[1])
     wrong = []
     for op in (MPI.SUM, "avg"):
         for dtype in ("float32", "float64", "float16"):

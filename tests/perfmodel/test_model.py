@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hybridcomp import get_codec
 from hybridcomp.perfmodel import BUILT_IN, Setting, Speed, Tier, algorithms, choose, chunk_bytes, predict
+from hybridcomp.perfmodel.model import TWO_LEVELS
 from hybridcomp.schedules.registry import ALGORITHMS
 
 CODECS = (
@@ -181,6 +182,21 @@ def test_choices(profile, where, candidates, best):
     assert choose(profile, where, candidates) == best
 
 
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather"])
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 4), (4, 2), (2, 8), (3, 2), (2, 2)])
+def test_hosts_of_several_ranks_take_two_levels_without_a_profile(op, hosts, per_host):
+    for codec in ("none", "int8", "int4"):
+        for nbytes in (1 << 16, MIB, 256 * MIB):
+            where = setting(op, nbytes, codec, hosts * per_host, hosts, per_host)
+            where = dataclasses.replace(where, compiled=True)
+            for bandwidth in (25e6, 117e6, 1.2e9, 10e9):  # less than memory's
+                profile = dataclasses.replace(BUILT_IN, network=Tier(40e-6, bandwidth))
+                assert choose(profile, where, known(where)) in TWO_LEVELS, (codec, nbytes, bandwidth)
+            fast = dataclasses.replace(BUILT_IN, network=Tier(2e-6, 25e9))
+            best = min(predict(fast, a, where) for a in known(where))
+            assert predict(fast, choose(fast, where, known(where)), where) <= 1.02 * best
+
+
 def test_ranks_that_share_cores_send_fewer_messages():
     """Six messages in two exchanges, or four in four: with a core for each rank the latter wait longer."""
     network = dataclasses.replace(BUILT_IN.network, latency=15e-6, bandwidth=1.5e9)
@@ -243,7 +259,7 @@ def test_a_wrong_setting(wrong, message):
 def test_unknown_names():
     with pytest.raises(ValueError, match=r"'barrier'; known: all_reduce, reduce_scatter"):
         algorithms("barrier")
-    with pytest.raises(ValueError, match=r"'magic'; known: direct, one_shot, ring"):
+    with pytest.raises(ValueError, match=r"'magic'; known: direct, one_shot, hierarchical"):
         predict(BUILT_IN, "magic", setting())
     with pytest.raises(ValueError, match="takes a sparse codec, not 'int8"):
         choose(BUILT_IN, setting(), ["direct", "sparse"])

@@ -21,6 +21,8 @@ from hybridcomp.planner.search import find_plans
 from hybridcomp.planner.site import read_site
 from hybridcomp.planner.step.prediction import predict_step
 from hybridcomp.planner.step.replay import Span
+from hybridcomp.planner.step.writing import Writer
+from hybridcomp.policy import load_policy
 from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.reading import parse
@@ -62,6 +64,16 @@ def fails(arguments: list[str], capsys) -> str:
     assert said.count("\n") == 1
     assert said.startswith("hybridcomp plan: error: ")
     return said
+
+
+def test_parts_of_tensors_are_on_one_host_and_replicas_on_several(files):
+    """As the trainer numbers its ranks: those of tp beside one another."""
+    cluster = dataclasses.replace(read_site(str(files / "site.toml")), hosts=6, ranks_per_host=2)
+    config = TrainConfig(policy="none", layers=4, d_model=64, heads=4, seq_len=32, vocab_size=256)
+    written = Writer(dataclasses.replace(config, pp=2, dp=3, tp=2), cluster, load_policy("none"))
+    for program, hosts in zip(written.programs(1), (range(3), range(3, 6)), strict=True):
+        assert program.loads.get("tp", {}) == {}  # nothing leaves a host
+        assert program.loads["dp"] == dict.fromkeys(hosts, 2)  # a group for each part
 
 
 # -- the example of a cluster -----------------------------------------------------------------------------

@@ -9,15 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hybridcomp.planner.recompute import PLANNED, least_of_all, least_that_fits, needed, with_blocks
-from hybridcomp.planner.step.memory import memory_of
+from hybridcomp.planner.step.memory import block_activations, memory_of
 from hybridcomp.planner.step.stages import stages_of
 from hybridcomp.policy import load_policy
 from hybridcomp.train.checkpoints.resume import run_identity
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model.gpt import ModelShape, build_gpt
 from hybridcomp.train.optimizer.optimizers import make_optimizer, moments
+from hybridcomp.train.parallel.stages import build_model
+from tests.train.harness import alone
 
 ROOT = Path(__file__).parents[2]
 NONE = load_policy("none")
@@ -81,3 +84,29 @@ def test_moments_are_those_that_the_optimizer_keeps(optimizer, momentum, shard):
     )
     counted = memory_of(config, NONE, stages_of(config)).moments
     assert counted == kept / (2 if shard == "zero1" else 1)
+
+
+@pytest.mark.parametrize(("tp", "parts"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
+def test_a_block_keeps_what_is_counted(tp, parts):
+    """The bytes that autograd keeps of a rank's block, which is split over tp, and over the sequence with ``parts``."""
+    config = TrainConfig(
+        policy="none", layers=1, d_model=64, heads=4, seq_len=64, vocab_size=64, micro_batch_size=4
+    )
+    config = dataclasses.replace(config, tp=tp, sequence_parallel=parts)
+    with alone(tp - 1, tp=tp) as topology:
+        shape = ModelShape.of(run_identity(config, 64, ""))
+        stage = build_model(shape, config, NONE, topology).stages[0].plain
+        block = next(iter(stage.blocks.values()))
+        weights = {p.untyped_storage().data_ptr() for p in block.parameters()}
+        kept = {}
+
+        def keep(x: torch.Tensor) -> torch.Tensor:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage()
+            return x
+
+        x = torch.ones(4, 64 // tp if parts else 64, 64, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            y = block(x)
+        sizes = [storage.nbytes() for where, storage in kept.items() if where not in weights]
+        assert y.shape == x.shape
+    assert block_activations(config) == pytest.approx(sum(sizes), rel=0.06)

@@ -1,4 +1,4 @@
-"""How ranks share processors in the replay of a step."""
+"""Check how ranks share processors in the replay of a step."""
 
 from __future__ import annotations
 

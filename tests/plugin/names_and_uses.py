@@ -1,4 +1,4 @@
-"""What a program may ask of its groups, and uses in which torch looks at a backend's name; each rank prints all.
+"""Print on each rank what a program may ask of its groups, and uses in which torch looks at a backend's name.
 
 It must see the same on gloo and with ``HYBRIDCOMP_REPLACE=gloo``.
 """

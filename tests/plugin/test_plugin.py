@@ -89,8 +89,9 @@ def test_other_backends_are_not_replaced(monkeypatch, value):
 
 def test_the_package_names_the_variables_that_its_modules_read():
     from hybridcomp.plugin import _ON_DEMAND
+    from hybridcomp.plugin.recording import COMPARE
 
-    assert {replace.REPLACE.name: "replace", ddp.HOOK.name: "ddp"} == _ON_DEMAND
+    assert {replace.REPLACE.name: "replace", ddp.HOOK.name: "ddp", COMPARE.name: "recording"} == _ON_DEMAND
 
 
 def test_the_package_names_the_functions_that_patch_libraries():

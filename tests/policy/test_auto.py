@@ -11,12 +11,14 @@ import pytest
 
 import hybridcomp as hc
 from hybridcomp.arrays import DType
+from hybridcomp.codecs import get_codec
 from hybridcomp.perfmodel import BUILT_IN, Profile
 from hybridcomp.policy import Message, load_policy
-from hybridcomp.policy.auto.cost import Place
+from hybridcomp.policy.auto.cost import Place, estimate, refined
 from hybridcomp.policy.auto.decider import Decider
 from hybridcomp.policy.auto.freeze import to_toml
 from hybridcomp.policy.auto.reviews import LAG, Reviews
+from hybridcomp.policy.auto.signature import Signature
 from hybridcomp.policy.load import default_policy
 
 FOUR = Place(4, 4, 1, compiled=True)
@@ -93,6 +95,21 @@ def test_within_a_host_with_slow_codecs_nothing_is_compressed():
     slow["none"] = BUILT_IN.codecs["none"]
     found = Decider(load_policy("auto"), dataclasses.replace(BUILT_IN, codecs=slow), Place(4, 1, 4, True))
     assert {found.choose(each).codec.name for each in MESSAGES} == {"none"}
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_of_hosts_of_several_ranks_bytes_are_counted_once_a_host(op):
+    """Predict that as much leaves a host of four ranks as would leave a host of one."""
+    codec, slow, whole = get_codec("int8"), profile(5.0), 64 * MIB
+
+    def kind(place: Place) -> Signature:
+        return Signature("dp", op, "float32", whole // (place.ranks if op == "all_gather" else 1), True, 0)
+
+    one, four = Place(2, 2, 1, compiled=False), Place(8, 2, 4, compiled=False)
+    of_one, of_four = (estimate(slow, place, kind(place), codec) for place in (one, four))
+    assert of_four.wire == pytest.approx(of_one.wire, rel=1e-3)
+    assert refined(slow, four, kind(four), codec) == pytest.approx(of_four.wire, rel=0.2)
+    assert refined(slow, four, kind(four), get_codec("none")) == pytest.approx(4 * of_four.wire, rel=0.2)
 
 
 @pytest.mark.parametrize(

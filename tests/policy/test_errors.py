@@ -50,6 +50,7 @@ WRONG = {
     '[dp]\ncodec = "int8"\nalgorithm = 3': r"line 3, key dp\.algorithm: algorithm must be one of direct, .*, not 3",
     "[embedding]\nfused = 1": r"line 2, key embedding\.fused: fused must be true or false, not 1",
     "[dp]\nfused = true": r"line 2, key dp\.fused: unknown key 'fused'",
+    '[dp]\nall_reduce = "bounded"': r"line 2, key dp\.all_reduce: bounded needs a bound on its error: give abs= ",
     '[dp.all_reduce]\ncodec = "int8"\nx = 1': r"line 1, key dp\.all_reduce: unknown key 'x'",
 }
 
@@ -96,11 +97,21 @@ def test_a_section_for_an_axis_that_is_not_there():
         (
             "hybird",
             r"unknown policy 'hybird': neither a preset \(none, exact, naive, mzhybrid, zhybrid, "
-            r"hybrid, lowrank, sparse\), "
+            r"hybrid, lowrank, sparse, onebit\), "
             r"nor auto, nor a .toml file, nor a codec",
         ),
         ("nowhere.toml", r"cannot read policy file nowhere\.toml"),
         ("int8:block=7", r"policy 'int8:block=7': .*block"),
+        (
+            "int8:min_bytes=-1",
+            r"policy 'int8:min_bytes=-1': min_bytes must be a whole number from 0 to .*, not -1",
+        ),
+        ("int8:min_bytes=few", r"min_bytes must be a whole number from 0 to .*, not 'few'"),
+        ("int8:min_bytes=1:min_bytes=1", r"'min_bytes' is given twice"),
+        ("bounded", r"policy 'bounded': bounded needs a bound on its error: give abs= \(.*\) or rel= \("),
+        ("bounded:coder=huffman", r"bounded needs a bound on its error"),
+        ("bounded:min_bytes=0", r"bounded needs a bound on its error"),
+        ("topk:ratio=0.1,values=bounded", r"bounded needs a bound on its error"),
     ],
 )
 def test_a_source_that_is_none(source, match):

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+import hybridcomp as hc
 from hybridcomp.arrays import DType
-from hybridcomp.policy import PRESETS, Message, Place, in_place, load_policy, place
+from hybridcomp.policy import OPS, PRESETS, Message, Place, in_place, load_policy, place
+from hybridcomp.policy.message import ROOTED
 from hybridcomp.policy.toml import parse_policy
 
 EXAMPLE = """
@@ -52,6 +54,21 @@ def policy():
 )
 def test_the_innermost_rule_wins(policy, asked, spec):
     assert policy.choose(asked).codec.spec == spec
+
+
+def test_an_operation_goes_before_a_phase():
+    """A section that names both: what it says of the operation holds, for settings that the phase has, too."""
+    text = (
+        '[tp]\nbackward = {{ codec = "fp8", warmup_steps = 9 }}\n{} = {{ codec = "int4", min_bytes = 8 }}\n'
+    )
+    for op in OPS:
+        policy = parse_policy(text.format(op), "it")
+        for phase in ("forward", "backward", None):
+            choice = policy.choose(message("tp", op, phase=phase, step=3))
+            assert (choice.codec.name, choice.min_bytes) == ("int4", 8), (op, phase)
+        other = next(one for one in OPS if one not in (op, *ROOTED))
+        assert policy.choose(message("tp", other, phase="backward", step=9)).codec.name == "fp8"
+        assert not policy.choose(message("tp", other, phase="backward", step=8)).compresses
 
 
 @pytest.mark.parametrize(
@@ -113,11 +130,25 @@ def test_what_is_exact_unless_named(op, reason):
     assert not phases.choose(message("dp", op, phase="forward")).compresses
 
 
-def test_a_codec_spec_carries_everything():
-    policy = load_policy("int8:block=64")
-    for op in ("all_reduce", "broadcast", "reduce", "send"):
-        assert policy.choose(message("any", op, nbytes=4)).codec.spec == "int8:block=64"
-    assert not policy.choose(message("any", dtype=DType.INT64)).compresses
+@pytest.mark.parametrize("op", OPS)
+def test_a_codec_as_policy_carries_everything_but_scalars(op):
+    for policy in (load_policy("int8:block=64"), load_policy(hc.get_codec("int8:block=64"))):
+        assert policy.choose(message("any", op, nbytes=4096)).codec.spec == "int8:block=64"
+        spared = policy.choose(message("any", op, nbytes=4092))
+        assert (spared.codec.name, spared.reason) == ("none", "below min_bytes (4096)")
+        assert policy.least_bytes("any", op) == 4096
+        assert not policy.choose(message("any", op, dtype=DType.INT64)).compresses
+
+
+@pytest.mark.parametrize(
+    "spec", ["int8", "int8:block=64", "bounded:1e-3", "topk:ratio=0.01:values=(int8:block=64)"]
+)
+@pytest.mark.parametrize("least", [0, 1000])
+def test_a_codec_as_policy_may_say_from_which_size(spec, least):
+    for policy in (load_policy(f"{spec}:min_bytes={least}"), load_policy(f"{spec},min_bytes={least}")):
+        assert policy.choose(message("any", nbytes=1000)).codec == hc.get_codec(spec)
+        assert policy.choose(message("any", nbytes=996)).compresses == (least == 0)
+        assert load_policy(policy.name) == policy != load_policy(spec)  # one rank's name is loaded by others
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -127,6 +158,14 @@ def test_presets(name):
     assert policy.compresses == (name != "none")
     policy.require_axes(["dp"])  # presets may speak of axes that a mesh lacks
     assert load_policy(policy) is policy
+
+
+def test_onebit_has_signs_for_momenta_and_finer_codecs_for_gradients():
+    policy = load_policy("onebit")
+    signs = policy.choose(message("momentum", name="h.0.mlp.fc.bias", nbytes=1024))
+    assert (signs.codec.name, signs.feedback) == ("sign", "ef")
+    gradients = policy.choose(message("dp", name="h.0.mlp.fc.weight", shape=(1024, 256)))
+    assert (gradients.codec.spec, gradients.feedback) == ("int8:block=128", None)
 
 
 def test_hybrid_is_aggressive_on_dp_and_mild_elsewhere():

@@ -5,34 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hybridcomp.schedules.layout import WHOLE
 from hybridcomp.schedules.registry import ALGORITHMS, Algorithm
 from hybridcomp.schedules.schedule import Operation, Schedule, Step
 from hybridcomp.schedules.topology import Topology
-from hybridcomp.schedules.verify import verify
+from hybridcomp.testing import CHUNK_BYTES, operation
+from hybridcomp.testing import verified as check
 
-CHUNK_BYTES = 256  # 64 elements: chunks are cut on borders of as many
+__all__ = ["CHUNK_BYTES", "check", "operation"]
 PAIRS = [(kind, name) for kind, algorithms in ALGORITHMS.items() for name in algorithms]
 
 
 def built(algorithm: Algorithm, operation: Operation, topology: Topology) -> list[Schedule]:
     """Return the schedules of all ranks."""
     return [algorithm.build(operation, topology, rank) for rank in range(len(topology.hosts))]
-
-
-def operation(kind: str, ranks: int, n: int, **how) -> Operation:
-    """Return an operation on one array of ``n`` elements, or on parts of about as many: each third has one more."""
-    count = 1 if kind in WHOLE else ranks * ranks if kind == "all_to_all" else ranks
-    counts = (n,) if kind in WHOLE else tuple(n + (i % 3 == 1) for i in range(count))
-    return Operation(kind, counts, 4, chunk_bytes=CHUNK_BYTES, **how)
-
-
-def check(kind: str, name: str, topology: Topology, n: int, **how) -> list[Schedule]:
-    """Build and verify the schedules of an operation."""
-    algorithm = ALGORITHMS[kind][name]
-    schedules = built(algorithm, operation(kind, len(topology.hosts), n, **how), topology)
-    verify(schedules, algorithm.promise)
-    return schedules
 
 
 def without_step(schedule: Schedule, index: int) -> Schedule:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from hybridcomp.schedules import cuts
 from hybridcomp.schedules.faults import ScheduleError
 from hybridcomp.schedules.layout import REDUCTIONS, WHOLE, layout
 from hybridcomp.schedules.proofs.order import Order
@@ -108,7 +109,31 @@ def test_parts_of_very_different_sizes(kind: str, name: str) -> None:
         of = operation(kind, 5, 1)
         counts = [0, 700, 1, 0, 64] * (len(of.counts) // 5)
         algorithm = ALGORITHMS[kind][name]
-        verify(built(algorithm, replace(of, counts=tuple(counts)), topology), algorithm.promise)
+        for least in (0, 300):  # bytes of parts that travel as they are
+            of = replace(of, counts=tuple(counts), least=least)
+            verify(built(algorithm, of, topology), algorithm.promise)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in PAIRS if pair[0] in REDUCTIONS])
+def test_as_many_errors_add_up_as_promised(kind: str, name: str, mean: bool) -> None:
+    """Verified to be no more; and some element of the result has as many, of parts and of sums."""
+    promise = ALGORITHMS[kind][name].promise
+    for ranks in range(1, 8):
+        for topology in topologies(kind, name, ranks):
+            schedules = check(kind, name, topology, 130 * ranks, root=ranks // 2, mean=mean)
+            run = Run(Order(next(iter(cuts.cases(schedules)))), in_place=False)
+            run.play()
+            sizes = [layout(run.operation, ranks, rank).recv for rank in range(ranks)]
+            found = {
+                (run.values[number].losses, run.values[number].sums)
+                for rank, size in enumerate(sizes)
+                for _, number, _ in run.result(rank, 0, size)
+            }
+            wanted = promise.losses(topology)
+            assert tuple(map(max, zip(*found, strict=True))) == wanted, (ranks, topology)
+            parts = wanted[0] / ranks if mean else wanted[0]
+            assert promise.encodings(topology, mean=mean) == pytest.approx(parts + wanted[1] or 1)
 
 
 @pytest.mark.parametrize("how", modes("all_reduce", "ring"))

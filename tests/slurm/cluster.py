@@ -75,7 +75,7 @@ class Cluster:
 
     # -- jobs ------------------------------------------------------------------------------------------
 
-    def command(self, *argv: str, **variables: str) -> str:
+    def command(self, *argv: str, seconds: float = _ANSWER_SECONDS, **variables: str) -> str:
         """Return what a command of Slurm prints, on the head."""
         done = subprocess.run(
             self._lab.host_command(HEAD, argv),
@@ -84,7 +84,7 @@ class Cluster:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_ANSWER_SECONDS,
+            timeout=seconds,
             check=False,
         )
         assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}{self.logs()}"
@@ -122,11 +122,19 @@ class Cluster:
                     os.kill(int(entry.name), signal.SIGKILL)
         self._daemons.pop(f"n{node}").wait(_ANSWER_SECONDS)
 
-    def recover(self, node: int) -> None:
-        """Bring the node back, so that Slurm uses it again."""
+    def recover(self, node: int, *, idle: bool = True) -> None:
+        """Bring the node back, so that Slurm uses it again; with ``idle``, wait until all nodes have nothing to do."""
         self._on(node, "ip", "link", "set", "eth0", "up")
         self._start_node(node)
-        self._wait_for_nodes()
+        if idle:
+            self._wait_for_nodes()
+
+    def lighthouse(self) -> str:
+        """Start torchft's lighthouse on the head; return its address."""
+        program = str(Path(sys.executable).with_name("torchft_lighthouse"))
+        waits = "--min_replicas 2 --join_timeout_ms 1000 --quorum_tick_ms 50 --heartbeat_timeout_ms 3000"
+        self._daemon(HEAD, program, *waits.split(), "--bind", "[::]:29510", name="lighthouse")
+        return "http://head:29510"
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -165,6 +173,14 @@ class Cluster:
             )
         self._daemons[name] = process
 
+    def _named(self, name: str, command: str) -> list[str]:
+        """Return the command on a host of that name, with mounts of its own: slurmd mounts control groups.
+
+        The names of all hosts lead to them, as on a cluster.
+        """
+        mounted = f"mount --bind {self._folder}/hosts /etc/hosts"
+        return ["unshare", "--uts", "--mount", "sh", "-c", f"{mounted} && hostname {name} && exec {command}"]
+
     def _reap(self) -> None:
         for process in self._daemons.values():
             process.wait(_ANSWER_SECONDS)
@@ -177,14 +193,14 @@ class Cluster:
             name="munged",
         )  # fmt: skip
         self._wait_until("munged has made its socket", (f / "munge.socket").exists)
-        self._daemon(HEAD, *_named("head", f"slurmctld -D -f {f}/slurm.conf"), name="slurmctld")
+        self._daemon(HEAD, *self._named("head", f"slurmctld -D -f {f}/slurm.conf"), name="slurmctld")
         for node in range(1, NODES + 1):
             self._start_node(node)
         self._wait_for_nodes()
 
     def _start_node(self, node: int) -> None:
         run = f"slurmd -D -N n{node} -f {self._folder}/slurm.conf"
-        self._daemon(node, *_named(f"n{node}", run), name=f"n{node}")
+        self._daemon(node, *self._named(f"n{node}", run), name=f"n{node}")
 
     def _wait_for_nodes(self) -> None:
         sinfo = self._lab.host_command(HEAD, ["sinfo", "--noheader", "--format=%T %D"])
@@ -215,8 +231,3 @@ class Cluster:
         """Return the ends of all daemons' and jobs' output, for a message."""
         files = [*sorted((self._folder / "log").glob("*.out")), *sorted(self.work.glob("slurm-*.out"))]
         return "".join(f"\n-- {file.name}\n{file.read_text(errors='replace')[-1500:]}" for file in files)
-
-
-def _named(name: str, command: str) -> list[str]:
-    """Return the command on a host of that name, with mounts of its own: slurmd mounts control groups."""
-    return ["unshare", "--uts", "--mount", "sh", "-c", f"hostname {name} && exec {command}"]

@@ -67,6 +67,9 @@ def write_configuration(folder: Path) -> None:
         os.mknod(folder / name, stat.S_IFCHR | 0o600, os.makedev(1, 3))
     for name, text in (("slurm.conf", _SLURM), ("cgroup.conf", _CGROUP), ("gres.conf", _GRES)):
         (folder / name).write_text(text.format(folder=folder, head=HEAD, nodes=NODES))
+    names = {"localhost": "127.0.0.1", "head": f"10.9.0.{HEAD}"}
+    names |= {f"n{node}": f"10.9.0.{node}" for node in range(1, NODES + 1)}
+    (folder / "hosts").write_text("".join(f"{address} {name}\n" for name, address in names.items()))
     key = folder / "munge.key"
     key.write_bytes(os.urandom(64))
     key.chmod(0o600)

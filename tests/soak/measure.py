@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class Held:
         shared_mb: resident memory shared with ranks of this host, in MB.
         heap_mb: memory of the C heap in use, in MB, without what the heap keeps for later.
         threads: threads of Python.
-        tasks: threads of the kernel's, those of libraries too.
+        tasks: threads of the kernel's, those of libraries too; none of those that it lends io_uring, which come and go.
         files: open descriptors.
         requests: operations that have not ended, and those that were given up.
         groups: communicators whose failures are listened to.
@@ -87,7 +88,7 @@ def held() -> Held:
     """
     running = engine()
     deadline = time.monotonic() + _SETTLE_SECONDS
-    while running._active and time.monotonic() < deadline:
+    while running.active and time.monotonic() < deadline:
         time.sleep(0.01)
     gc.collect()
     libc = ctypes.CDLL(None)
@@ -100,9 +101,9 @@ def held() -> Held:
         _megabytes(status["RssShmem"]),
         (heap.uordblks + heap.hblkhd) / 1e6,
         threading.active_count(),
-        len(os.listdir("/proc/self/task")),
+        sum(not name.startswith("iou-wrk") for name in _tasks()),
         len(os.listdir("/proc/self/fd")),
-        len(running._active) + len(running._abandoned),
+        len(running.active) + len(running._abandoned),
         len(running._listening),
         len(gc.get_objects()),
     )
@@ -114,6 +115,14 @@ def everywhere(mine: Held) -> Held:
     for other in MPI.COMM_WORLD.allgather(mine):
         most = most.most(other)
     return most
+
+
+def _tasks() -> list[str]:
+    names = []
+    for path in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            names.append((path / "comm").read_text())
+    return names
 
 
 def _megabytes(text: str) -> float:

@@ -84,6 +84,7 @@ def test_a_command_names_the_policys_file(tmp_path: Path) -> None:
         ("steps = 10", "steps = 10\n[[expect]]\nfaster = ['mine', 'none']", r"key faster: rate must be one of 20mbit"),
         ("steps = 10", "steps = 10\n[[expect]]\nbetter = ['mine', 'none']", r"key expect: each \[\[expect\]\] has one"),
         ("steps = 10", "steps = 10\n[[expect]]\nlower_loss = ['mine', 'no']", r"no loss is measured of a variant 'no'"),
+        ("steps = 10", "steps = 10\n[[expect]]\nsame_loss = ['mine', 'none']\nwithin = 0", r"key within: must be a"),
         ("steps = 10", "steps = 10\n[[variants]]\nname = 'x'\nparts = ['both']", r"key parts: must be a list of loss"),
         ("steps = 10", "steps = 10\n[sweep]\ncodecs = ['int8']\nplaces = { dp = 'x' }", r"key dp: .* with CODEC where"),
     ],

@@ -10,12 +10,15 @@ from rich.console import Console
 from hybridcomp.cli.main import main
 from hybridcomp.cli.study import Show
 from hybridcomp.demo import RunFailedError
+from hybridcomp.demo.machine import NOT_RECORDED, commit
 from hybridcomp.demo.record import RunRecord
+from hybridcomp.study.pairs import paired
 from hybridcomp.study.plan import Run
 from hybridcomp.study.reading import read_study
 from hybridcomp.study.results import Results, results_of
 from hybridcomp.study.runner import Done, find_runs, run_study
 from hybridcomp.study.tables import tables
+from tests.pages import check_pictures
 from tests.study import fake
 
 EXPECT = """
@@ -69,10 +72,29 @@ def test_losses_and_speeds_are_compared_pair_by_pair(tmp_path: Path) -> None:
     assert held == {
         "mine is faster than none at 20mbit": True,
         "mine is faster than naive at 20mbit": False,
-        "mine ends at the loss of none within its spread over the seeds (0.0071)": True,
+        "mine ends at the loss of none, within 0.5% of it": True,
         "none ends at a lower loss than naive": True,
         "mine sends fewer bytes than none on dp": False,
     }
+
+
+def test_the_same_loss_is_told_by_pairs_of_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = fake.STUDY.replace("[1, 2]", "[1, 2, 3]") + EXPECT
+    monkeypatch.setitem(fake.BY_SEED, "step", 0.5)  # a spread over the seeds that would hide any difference
+    for place, (loss, held) in enumerate([(2.012, True), (2.013, False), (1.9, True)]):
+        monkeypatch.setitem(fake.LOSSES, "mine", loss)
+        (folder := tmp_path / str(place)).mkdir()
+        (verdict,) = [one for one in run(folder, text)[0].verdicts if one.expectation.kind == "same_loss"]
+        assert verdict.held == held
+        assert f"{(loss - 2) / 2.5:+.2%}, in pairs of a seed {loss - 2:+.4f} ± 0.0000" in verdict.sentence
+
+
+def test_what_tells_a_mean_of_pairs_from_noise() -> None:
+    # Student's t of two degrees of freedom, 4.303, times the standard error.
+    assert paired([0.0506, 0.0850, 0.0954]) == pytest.approx((0.0770, 0.0582), abs=1e-4)
+    assert paired([1.0] * 30) == (1.0, 0.0)
+    assert paired([0.25])[0] == 0.25
+    assert all(map(math.isnan, (paired([0.25])[1], *paired([]), paired([1.0, math.nan])[1])))
 
 
 RARE = """
@@ -151,12 +173,16 @@ def test_messages_that_events_suppress_are_told_beside_losses(tmp_path: Path) ->
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridcomp.study.runner.commit", lambda: "first")
     first, _ = run(tmp_path)
+    monkeypatch.setattr("hybridcomp.study.runner.commit", lambda: "second")
     again, said = run(tmp_path)
     assert said == ""
     assert again.losses["mine"] == first.losses["mine"]
+    assert again.commits == ("first",)
     # Another seed is new, and so is all that another number of steps changes.
-    _, said = run(tmp_path, fake.STUDY.replace("[1, 2]", "[1, 2, 3]"))
+    more, said = run(tmp_path, fake.STUDY.replace("[1, 2]", "[1, 2, 3]"))
+    assert more.commits == ("first", "second")
     assert said.count("loss ") == 2 * 3 - 1  # "validation loss" twice, and one that diverged
     _, said = run(tmp_path, fake.STUDY.replace("steps = 10\n", "steps = 11\n"))
     assert said.count("tokens/s") == 3 * 2 * 3
@@ -202,12 +228,17 @@ def test_the_command_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "NO  mine is faster than naive at 20mbit: 0.80 times" in said
     page = (tmp_path / "kept/report.html").read_text()
     assert "<title>A &amp; B</title>" in page
-    assert page.count("<img src=") == 3
+    drawn = [(tmp_path / f"kept/{name}.png").read_bytes() for name in ("loss", "speed", "tradeoff")]
+    assert check_pictures(page, 3) == drawn
     assert {file.name for file in (tmp_path / "kept").iterdir()} == {
         "results.json", "report.md", "report.html", "loss.png", "speed.png", "tradeoff.png",
     }  # fmt: skip
     values = json.loads((tmp_path / "kept/results.json").read_text())
     assert values["loss"]["naive"]["mean"] is None
+    assert values["commit"] == (commit() or NOT_RECORDED)
+    assert values["command"]
+    assert values["machine"]["lab"] == "shared-memory"
+    assert f"<td>{values['machine']['kernels']}</td>" in page
     assert "| mine | 2.0090 | 0.0071 | +0.0040 (+0.0040 to +0.0040) |" in (out / "report.md").read_text()
     assert main([*asked, "--list"]) == 0
     assert capsys.readouterr().out.count("done ") == 24

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.top.folder import file_name, machine, started_at
-from hybridcomp.top.snapshot import AxisTotals, Group, InFlight, Snapshot, to_bytes
+from hybridcomp.top.snapshot import AxisTotals, CommunicatorState, InFlight, Snapshot, to_bytes
 
 KEY = "8a63a6c1e8edeadd"
 
@@ -20,8 +20,8 @@ def totals(axis: str = "dp", calls: int = 10, **more: Any) -> AxisTotals:
     return AxisTotals(axis, calls, **(known | seconds | more))
 
 
-def group(latest: int = 10, waited: float = 4.0, **more: Any) -> Group:
-    return replace(Group(KEY, "dp", 2, latest, waited), **more)
+def group(latest: int = 10, waited: float = 4.0, **more: Any) -> CommunicatorState:
+    return replace(CommunicatorState(KEY, "dp", 2, latest, waited), **more)
 
 
 def flying(since: float, number: int = 11, awaits: tuple[int, ...] = (), **more: Any) -> InFlight:

@@ -148,6 +148,9 @@ def test_it_fits_the_terminal(width: int) -> None:
     assert not re.search(r"\d…", text)  # no figure is cut
     for heading in ("uncompressed", "on the wire", "encode", "in flight", "has died", "rank 6 is slowest"):
         assert heading in text
+    assert not re.search(
+        r"\d %(?! of the time)", text
+    )  # several operations at once have no share of the time
     assert ("encode s" in text) == ("host" in text) == (width == 120)
 
 

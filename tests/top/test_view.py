@@ -120,6 +120,9 @@ def test_who_waits_least_keeps_the_others_waiting() -> None:
     assert view.slowest.share == pytest.approx(0.6 - 0.1)
     level = [waited(rank, T + 2, 1.0 + rank / 100) for rank in range(4)]
     assert seen(first, job(*level)).slowest is None
+    # The least waits differ by less than the others do among each other.
+    uneven = [waited(rank, T + 2, seconds) for rank, seconds in enumerate((0.2, 0.3, 0.9, 1.4))]
+    assert seen(first, job(*uneven)).slowest is None
     apart = [waited(0, T + 2, 1.0, key="a"), waited(1, T + 2, 0.0, key="b")]
     assert seen(first, job(*apart)).slowest is None
 

@@ -16,6 +16,7 @@ _DEVICE = "HYBRIDCOMP_TEST_DEVICE"  # the ranks', too
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 _LAUNCH_SECONDS = 280.0  # for all cases of a module; less than a test may take
+_TELL_SECONDS = 250.0  # when its ranks say where they are
 # Where its ranks find modules: in this checkout first.
 PATH = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
@@ -54,11 +55,13 @@ def run_cases(module: str, ranks: int) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "verdicts.json"
         try:
-            done = mpiexec(ranks, str(HERE / "worker.py"), module, str(out), *cases, timeout=_LAUNCH_SECONDS)
+            worker = (str(HERE / "worker.py"), module, str(_TELL_SECONDS), str(out))
+            done = mpiexec(ranks, *worker, *cases, timeout=_LAUNCH_SECONDS)
             well = not done.returncode and out.exists()
             end = "" if well else f"ended with {done.returncode}:\n{done.stdout}{done.stderr}"
         except subprocess.TimeoutExpired as late:
-            end = f"did not end within {late.timeout:g} s:\n{late.stderr}"
+            said = b"".join(filter(None, (late.stdout, late.stderr)))
+            end = f"did not end within {late.timeout:g} s:\n{said.decode(errors='replace')}"
         verdicts: dict[str, str] = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
         return verdicts | {"": end and f"{module} on {ranks} ranks {end}"}
 

@@ -1,4 +1,4 @@
-"""How processes and their groups end, and what becomes of work in flight."""
+"""Check how processes and their groups end, and what becomes of work in flight."""
 
 from tests.torch.cases.programs import program, said
 from tests.torch.harness import mpiexec
@@ -44,7 +44,7 @@ def test_work_that_does_not_end_before_exit_keeps_its_buffers() -> None:
         from hybridcomp.collectives.execution import progress as engine
 
         def after_the_engine():
-            engine.engine()._active.clear()
+            engine.engine().active.clear()
             gc.collect()
             say(buffer() is not None)
 
@@ -170,11 +170,13 @@ def test_late_operation_times_out_in_wait_and_in_the_future() -> None:
             except Exception as error:
                 say("CollectiveTimeoutError" in str(error) or isinstance(error, TimeoutError))
             say(type(work.exception()).__name__)
+            say(f"completed={work.is_completed()},success={work.is_success()}")
         dist.barrier()
         os._exit(0)
         """),
     )
-    assert said(done) == ["early", "True", "True", "CollectiveTimeoutError"], done.stderr
+    ended = "completed=True,success=False"
+    assert said(done) == ["early", "True", "True", "CollectiveTimeoutError", ended], done.stderr
 
 
 def test_hook_over_gloo_reports_an_error_of_its_group() -> None:
@@ -198,5 +200,6 @@ def test_hook_over_gloo_reports_an_error_of_its_group() -> None:
         MPI.COMM_WORLD.Barrier()  # the group may be in any state
         os._exit(0)
         """),
+        HYBRIDCOMP_HOSTS="2x1",  # so that the group carries what they send
     )
     assert said(done) == ["True", "True"], done.stderr

@@ -14,16 +14,24 @@ from hybridcomp.collectives.transport.pools import HeapPool
 from hybridcomp.policy import Choice
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.torch.exchange.batch import BatchPlan
-from hybridcomp.torch.exchange.packing import FAILED, pack, pack_failure, packed_size, unpack
+from hybridcomp.torch.exchange.packing import FAILED, pack_failure, packed_size, table_of, unpack
 from hybridcomp.torch.exchange.transport import BatchTransport
 
 MESSAGES = st.lists(st.tuples(st.integers(1, 1 << 40), st.binary(max_size=100)), max_size=6)
 
 
 def packed(messages: list[tuple[int, bytes]]) -> np.ndarray:
-    out = np.full(sum(packed_size(len(data)) for _, data in messages), 255, np.uint8)
-    pack([(tag, np.frombuffer(data, np.uint8)) for tag, data in messages], out)
+    out = np.zeros(packed_size([len(data) for _, data in messages]), np.uint8)
+    if messages:
+        table, extents = table_of([(tag, len(data)) for tag, data in messages])
+        out[: len(table)] = np.frombuffer(table, np.uint8)
+        for (_, data), (_, begin, end) in zip(messages, extents, strict=True):
+            out[begin:end] = np.frombuffer(data, np.uint8)
     return out
+
+
+def unpacked(out: np.ndarray) -> list[tuple[int, bytes]]:
+    return [(tag, out[begin:end].tobytes()) for tag, begin, end in unpack(out, out.size)]
 
 
 def transports() -> list[BatchTransport]:
@@ -39,8 +47,7 @@ def exchange(transports: list[BatchTransport]) -> None:
         transport.pack(out)
         sent.append(np.split(out, np.cumsum(counts)[:-1]))
     for rank, transport in enumerate(transports):
-        for peer, parts in enumerate(sent):
-            transport.deliver(peer, parts[rank])
+        transport.deliver([parts[rank] for parts in sent])
 
 
 @settings(deadline=None)
@@ -48,7 +55,7 @@ def exchange(transports: list[BatchTransport]) -> None:
 def test_what_was_packed_is_unpacked(messages: list[tuple[int, bytes]]) -> None:
     out = packed(messages)
     assert out.size % 16 == 0
-    assert [(tag, raw.tobytes()) for tag, raw in unpack(out)] == messages
+    assert unpacked(out) == messages
 
 
 @settings(deadline=None)
@@ -62,10 +69,12 @@ def test_other_bytes_are_refused_or_are_messages(
     for at in data.draw(st.lists(st.integers(0, max(0, len(raw) - 1)), max_size=4)) if raw else []:
         raw[at] = data.draw(st.integers(0, 255))
     try:
-        found = list(unpack(np.frombuffer(bytes(raw), np.uint8)))
+        found = unpack(np.frombuffer(bytes(raw), np.uint8), len(raw))
     except hc.WireError:
         return
-    assert sum(packed_size(part.size) for tag, part in found if tag != FAILED) <= len(raw)
+    assert all(16 <= begin <= end <= len(raw) for _, begin, end in found)
+    if not any(tag == FAILED for tag, _, _ in found):
+        assert packed_size([end - begin for _, begin, end in found]) == len(raw)
 
 
 @pytest.mark.parametrize("room", [0, 8, 16, 20, 200])
@@ -75,9 +84,9 @@ def test_a_failure_is_told_in_any_room(room: int) -> None:
     if room < 16:
         assert not out.any()
         return
-    ((tag, said),) = unpack(out)
+    ((tag, said),) = unpacked(out)
     assert tag == FAILED
-    assert "MemoryError: none is left".startswith(said.tobytes().decode())
+    assert "MemoryError: none is left".startswith(said.decode())
 
 
 def test_messages_of_one_tag_arrive_in_their_order() -> None:
@@ -108,8 +117,9 @@ def test_what_nobody_waits_for_is_refused() -> None:
 
 
 def test_a_plan_knows_its_exchanges_and_whether_sizes_change() -> None:
-    def plan(op: str, *codecs: str) -> BatchPlan:
-        return BatchPlan.of(op, DType.FLOAT32, [(Choice(get_codec(c), None, ""), 1000) for c in codecs], ())
+    def plan(op: str, *codecs: str, hosts: tuple[int, ...] = (0, 1)) -> BatchPlan:
+        parts = [(Choice(get_codec(c), None, ""), 1000) for c in codecs]
+        return BatchPlan.of(op, DType.FLOAT32, parts, (), Topology(hosts))
 
     assert plan("all_reduce", "int8", "none")[1:3] == (2, True)
     assert plan("all_reduce", "int8", "powersgd:rank=2")[1:3] == (4, True)
@@ -117,3 +127,7 @@ def test_a_plan_knows_its_exchanges_and_whether_sizes_change() -> None:
     assert plan("all_reduce", "sketch:index=bloom")[1:3] == (4, True)
     assert plan("reduce_scatter", "topk:ratio=0.1")[1:3] == (1, False)
     assert plan("all_gather", "int8").key != plan("all_gather", "int4").key
+    one_host, two = (0, 0, 0), (0, 0, 1)
+    assert [plan("all_reduce", "int8", hosts=hosts).exchanges for hosts in (one_host, two)] == [2, 4]
+    assert plan("all_reduce", "powersgd:rank=2", hosts=two).exchanges == 8
+    assert [plan(op, "none", hosts=two).exchanges for op in ("reduce_scatter", "all_gather")] == [2, 2]

@@ -1,10 +1,14 @@
 """Observations of a user of the process group: statistics, the hint at exit, traces."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from hybridcomp.collectives.report import Steps
+from hybridcomp.torch.registry import StepClock
 from tests.torch.cases.programs import program
 from tests.torch.harness import mpiexec
 
@@ -27,6 +31,26 @@ def test_a_hint_at_exit_if_nothing_was_compressed(wish: str, told: int, tmp_path
     assert done.stderr.count("mine.toml has sections dp, tp; this group's axis is default\n") == told + (
         wish == "1"
     )
+
+
+def test_steps_are_counted_and_what_they_slept_is_waiting() -> None:
+    clock, weight = StepClock(), torch.nn.Parameter(torch.ones(3))
+    first, second = torch.optim.SGD([weight], 0.1), torch.optim.SGD([weight], 0.1)
+    for _ in range(3):
+        clock.stepped(first)
+        clock.stepped(second)  # a second optimizer's steps are part of the first one's
+        time.sleep(0.1)
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+    steps = clock.read()
+    assert steps.count == 3
+    assert steps.seconds >= 0.4
+    assert steps.waited is not None
+    assert 0.2 <= steps.waited <= steps.seconds - 0.2
+    clock.reset()
+    assert clock.read() == Steps(0, 0.0, 0.0)
+    assert clock.read().share is None
 
 
 def test_summary_and_reset_of_statistics() -> None:
@@ -150,7 +174,7 @@ def test_a_hook_on_gloo_writes_a_trace_of_its_rank(tmp_path) -> None:
         from hybridcomp import trace
         dist.init_process_group("gloo")
         ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 300))
-        ddp.register_comm_hook(hct.HookState("int8", module=ddp), hct.comm_hook)
+        ddp.register_comm_hook(hct.HookState("int8:min_bytes=0", module=ddp), hct.comm_hook)
         ddp(torch.ones(2, 300)).sum().backward()
         trace.active().span("mine", "step", 0.0, 1.0)
         say(sorted({row.codec for row in hct.stats()}))

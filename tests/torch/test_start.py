@@ -1,4 +1,4 @@
-"""How processes find each other."""
+"""Check how processes find each other."""
 
 import socket
 import sys
@@ -254,6 +254,19 @@ dist.destroy_process_group()
     else:
         for status, printed in Started().ranks(written(tmp_path, body), 2, LOCAL_WORLD_SIZE="2"):
             assert status == 0, printed
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_ranks_meet_at_an_address_of_ipv6(tmp_path: Path) -> None:
+    body = """
+dist.init_process_group("hybridcomp")
+total = torch.ones(3)
+dist.all_reduce(total)
+os.write(1, f"{total.tolist()}\\n".encode())
+dist.destroy_process_group()
+"""
+    for status, printed in Started().ranks(written(tmp_path, body), 2, MASTER_ADDR="::1"):
+        assert (status, printed) == (0, "[2.0, 2.0, 2.0]\n")
 
 
 @pytest.mark.parametrize("lack", ["isa", "policy", "trace", "threads", "options"])

@@ -19,8 +19,9 @@ from tests.torch.harness import PATH
 from tests.warm import python
 
 SECONDS = 100.0
-HEAD = """
-import os, signal, sys, time
+HEAD = f"""
+import faulthandler, os, signal, sys, time
+faulthandler.dump_traceback_later({SECONDS - 10})  # where it stands, if it stands still
 from datetime import timedelta
 import torch, torch.distributed as dist
 import hybridcomp.torch as hct
@@ -80,6 +81,11 @@ class Started:
                 printed = [
                     one.communicate(timeout=max(1.0, deadline - time.monotonic()))[0] for one in started
                 ]
+            except subprocess.TimeoutExpired:
+                for one in started:
+                    one.kill()
+                said = [(one.communicate()[0], one.returncode) for one in started]
+                raise AssertionError(f"not at an end after {SECONDS} s: {said}") from None
             finally:
                 for one in started:
                     one.kill()
@@ -270,6 +276,65 @@ dist.new_group(backend="hybridcomp", timeout=timedelta(seconds=3))
     assert ended[1][0] == 0
     for rank in (0, 2):
         assert f"starting MPI: rank {rank} waited, and rank 1 did not come" in ended[rank][1]
+    assert job.left() == []
+
+
+# Tensor parallelism by gloo, FSDP2 across by hybridcomp: the gradients of the whole model, within what int8 loses.
+MESH = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+dist.init_process_group(DEFAULT)
+own = ("hybridcomp", hct.Options(policy="int8:block=64:min_bytes=0"))
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={"dp": own, "tp": "gloo"})
+assert [dist.get_backend(mesh[name].get_group()) for name in ("dp", "tp")] == ["hybridcomp", "gloo"]
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 64))
+x = torch.randn(2, 8, 64)
+whole = model()
+whole(x).square().mean(dim=(1, 2)).mean().backward()
+part = parallelize_module(model(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+fully_shard(part, mesh=mesh["dp"])
+part(x[rank // 2].clone()).square().mean().backward()
+for (name, exact), p in zip(whole.named_parameters(), part.parameters(), strict=True):
+    found = p.grad.full_tensor()
+    error = ((found - exact.grad).norm() / exact.grad.norm()).item()
+    assert error < 0.05, (name, error)
+    everywhere = [torch.empty_like(found) for _ in range(size)]
+    dist.all_gather(everywhere, found)
+    assert all(torch.equal(one, found) for one in everywhere), name
+sent = {(row.axis, row.op, row.codec) for row in hct.stats() if row.axis != "default"}
+assert ("dp", "reduce_scatter", "int8:block=64") in sent and not any(axis == "tp" for axis, *_ in sent), sent
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("default", ["gloo", "hybridcomp"])
+def test_a_mesh_of_two_backends(job: Started, tmp_path: Path, default: str) -> None:
+    ended = job.ranks(written(tmp_path, f"DEFAULT = {default!r}\n{MESH}"), 4)
+    assert [status for status, _ in ended] == [0] * 4, ended
+    assert job.left() == []
+
+
+def test_where_only_some_ranks_make_a_group(job: Started, tmp_path: Path) -> None:
+    script = written(
+        tmp_path,
+        """
+dist.init_process_group("gloo")
+try:
+    dist.new_group([0, 1], backend="hybridcomp", timeout=timedelta(seconds=2))
+finally:
+    dist.barrier()
+""",
+    )
+    ended = job.ranks(script, 3)
+    assert ended[2][0] == 0
+    for rank in (0, 1):
+        assert (
+            f"starting MPI: rank {rank} waited, and rank 2 did not come; MPI starts in all 3 ranks"
+            in ended[rank][1]
+        )
     assert job.left() == []
 
 

@@ -1,12 +1,18 @@
-"""Run cases of a module on every rank: ``mpiexec -n N python worker.py hook out.json case_unused ...``.
+"""Run cases of a module on every rank: ``mpiexec -n N python worker.py hook 240 out.json case_unused ...``.
 
-A case is a function ``case_*()``. Its verdict is shared after each, so that rank 0 knows what failed anywhere.
+A rank that still runs after so many seconds prints where its threads are, for the test that ends it. A case is a
+function ``case_*()``. Its verdict is shared after each, so that rank 0 knows what failed anywhere.
 """
 
+# ruff: noqa: E402  (imports start MPI, which waits for the other ranks: the seconds run before)
 import faulthandler
+import sys
+
+faulthandler.enable()
+faulthandler.dump_traceback_later(float(sys.argv[2]))
+
 import importlib
 import json
-import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -40,5 +46,5 @@ def run(module_name: str, out: str, *cases: str) -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.enable()
-    run(*sys.argv[1:])
+    _, module_name, _, *rest = sys.argv
+    run(module_name, *rest)

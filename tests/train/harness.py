@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # noqa: F401  (registers the backend fake)
+
 from hybridcomp.launcher import find_mpiexec
+from hybridcomp.train.topology import Topology, make_topology
 from tests.warm import python
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = (
     "--layers 2 --d-model 32 --heads 2 --seq-len 32 --micro-batches 2 --micro-batch-size 2 --eval-batches 1"
 )
+
+
+@contextlib.contextmanager
+def alone(rank: int, *, dp: int = 1, pp: int = 1, tp: int = 1) -> Iterator[Topology]:
+    """Make one rank's mesh of groups without the other ranks: collectives return at once, and move nothing."""
+    dist.init_process_group("fake", rank=rank, world_size=dp * pp * tp, store=dist.HashStore())
+    try:
+        yield make_topology(dp, pp, tp)
+    finally:
+        dist.destroy_process_group()
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -78,6 +94,14 @@ def _run(
         text=True,
         stdin=subprocess.DEVNULL,
     )
+
+
+def metrics_so_far(out: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the lines of one kind of a run that goes on: it may have none yet, and be writing one."""
+    path = out / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    entries = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [entry for entry in entries if entry["kind"] == kind]
 
 
 def metrics(out: Path, kind: str) -> list[dict[str, Any]]:

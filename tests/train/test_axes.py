@@ -76,7 +76,12 @@ def test_recomputed_blocks_give_the_same_bits_and_parts_of_sequences_halve_what_
     (tmp_path / "policy.toml").write_text(POLICY)
     other = f"--policy {tmp_path}/policy.toml"
     parts = f"{TWO} --sequence-parallel"
-    ways = ["", "--policy int8:block=128", f"{other} --schedule 2bw", f"{other} --sequence-parallel"]
+    ways = [
+        "",
+        "--policy int8:block=128:min_bytes=0",
+        f"{other} --schedule 2bw",
+        f"{other} --sequence-parallel",
+    ]
     recomputed = [
         ["recomputed_bits_are_equal", f"{TWO} {way}", f"{TWO} {way} --recompute blocks"] for way in ways
     ]

@@ -41,6 +41,10 @@ WRONG = [
     ("--data absent.txt", ["data absent.txt does not exist"]),
     ("--data short.txt", ["shorter than one batch", "8 tokens"]),
     ("--resume absent", ["no checkpoint in absent"]),
+    ("--elastic --pp 2", ["elastic is of whole replicas", "pp must be 1, not 2"]),
+    ("--elastic --tp 2", ["elastic is of whole replicas", "tp must be 1, not 2"]),
+    ("--elastic --replica ../a", ["replica must be a name of letters, digits, dots, - and _, not '../a'"]),
+    ("--min-replicas 2", ["min_replicas (2) is of replicas that come and go: give --elastic"]),
 ]
 
 

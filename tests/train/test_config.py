@@ -137,6 +137,25 @@ def test_a_missing_file_is_named(tmp_path):
             "--sequence-parallel --heads 2 --tp 2 --seq-len 31",
             r"seq_len \(31\) must be divisible by tp \(2\) with sequence_parallel",
         ),
+        (
+            "--optimizer onebit-adam",
+            "onebit-adam has replicas exchange momenta: dp must be at least 2, not 1",
+        ),
+        ("--optimizer zero-one-adam --dp 2 --shard zero1", "in every step: shard must be none, not zero1"),
+        (
+            "--optimizer onebit-adam --dp 2 --sync local_sgd:every=4",
+            "sync must be left out, not local_sgd:every=4",
+        ),
+        (
+            "--optimizer onebit-adam --dp 2 --pp 2 --schedule 2bw",
+            "schedule must be 1f1b or gpipe, not 2bw",
+        ),
+        ("--optimizer onebit-adam --dp 2 --tp 2", "onebit-adam with tp 2: freeze_step must be given"),
+        ("--optimizer onebit-lamb --dp 2 --tp 2 --freeze-step 9", "tp must be 1, not 2"),
+        (
+            "--freeze-step 9",
+            r"freeze_step \(9\) ends the warm-up .* must be one of onebit-adam, .* not adamw",
+        ),
         ("--shard zero1", "shard zero1 is of replicas: dp must be at least 2, not 1"),
         (
             "--shard zero1 --dp 2 --pp 2 --schedule 2bw",

@@ -7,10 +7,12 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.model.gpt import ModelShape, build_gpt, keep_stage, loss_of
 from hybridcomp.train.optimizer.optimizers import clip_gradients, learning_rate, make_optimizer, square_sum
+from tests.train.harness import alone
 
 SHAPE = ModelShape(vocab_size=50, layers=4, d_model=16, heads=2, seq_len=8)
 
@@ -110,3 +112,17 @@ def test_square_sums_and_clipping():
     assert parameters[0].grad.tolist() == [1, 1, 1]
     clip_gradients(parameters, math.sqrt(19), math.sqrt(19) / 4)
     assert torch.allclose(parameters[1].grad, torch.full((4,), 0.5))
+
+
+def test_ranks_are_where_the_mesh_has_them():
+    """Every rank is at its place; no two axes are of one size, so that none can stand for another."""
+    sizes = {"pp": 2, "dp": 3, "tp": 4}
+    for rank in (0, 5, 23):
+        with alone(rank, **sizes) as topology:
+            assert topology.rank_of(topology.pp, topology.dp, topology.tp) == topology.rank == rank
+            for pp, dp, tp in itertools.product(*(range(size) for size in sizes.values())):
+                assert topology.rank_of(pp, dp, tp) == topology.mesh.mesh[pp, dp, tp]
+            mine = {axis: getattr(topology, axis) for axis in sizes}
+            for axis, size in sizes.items():
+                ranks = [topology.rank_of(**mine | {axis: place}) for place in range(size)]
+                assert dist.get_process_group_ranks(topology.group(axis)) == ranks

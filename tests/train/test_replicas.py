@@ -64,11 +64,18 @@ def test_bits_are_equal_on_replicas_and_after_a_pause(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.timeout(100)
-def test_bits_are_equal_after_a_pause_in_bf16(tmp_path):
+def test_bits_are_equal_after_a_pause_in_bf16_and_where_momenta_are_exchanged(tmp_path):
     policy = tmp_path / "policy.toml"
     policy.write_text(f'{POLICY.replace("CODEC", "int8:block=32")}[tp]\nall_reduce = "int8:block=32"\n')
-    axes = ("--dp 2", "--tp 2")
-    check(tmp_path, [f"--pp 2 {a} --layers 2 --micro-batches 3 --dtype bf16 --policy {policy}" for a in axes])
+    cases = [
+        "--pp 2 --dp 2 --layers 2 --micro-batches 3 --dtype bf16",
+        "--pp 2 --tp 2 --layers 2 --micro-batches 3 --dtype bf16",
+        f"{MESH} --optimizer onebit-adam --freeze-step 2",  # the pause comes after the warm-up,
+        "--dp 4 --layers 2 --micro-batches 1 --optimizer onebit-lamb --freeze-step 3",  # as it ends,
+        "--dp 2 --tp 2 --layers 2 --optimizer onebit-adam --freeze-step 5",  # and within it
+        "--dp 4 --layers 2 --micro-batches 2 --optimizer zero-one-adam",
+    ]
+    check(tmp_path, [f"{case} --policy {policy}" for case in cases])
 
 
 def check(folder: Path, cases: list[str]) -> None:

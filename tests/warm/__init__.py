@@ -50,7 +50,9 @@ def python() -> str:
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,  # no terminal: what their programs write is buffered by blocks
-                start_new_session=True,
+                # A terminal's signals are not for it. Linux deals the cores out by sessions: had each server one of its
+                # own, a rank that yields while it waits would not give way to ranks of the other.
+                process_group=0,
             )
         )
     atexit.register(_end, servers)

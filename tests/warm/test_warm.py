@@ -24,7 +24,7 @@ TELL = """
 import json, os, sys
 print(json.dumps([sys.argv[1:], sys.path, os.getcwd(), sys.executable, __name__, sys.stdin.read(), __file__,
                   {k: v for k, v in os.environ.items() if k[:5] != "TORCH"}, sorted(os.listdir("/proc/self/fd")),
-                  "torch" in sys.modules]))
+                  os.getsid(0), "torch" in sys.modules]))
 print("beside", file=sys.stderr)
 sys.exit(7)
 """

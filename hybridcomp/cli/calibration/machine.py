@@ -22,7 +22,7 @@ from hybridcomp.cli.calibration.ranks import TIMEOUT, agreed, gathered, middle, 
 from hybridcomp.cli.calibration.timing import communicator
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives import Communicator
-from hybridcomp.collectives.transport.shared_memory import connect_peers, own_pool
+from hybridcomp.collectives.engine.groups import connect_engine, own_arena
 from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.perfmodel.calibrate import SPECS, codec_speed, memory_speed
 from hybridcomp.perfmodel.profile import DEFAULT, Profile, Speed, Tier
@@ -96,7 +96,7 @@ def hosts_of(comm: MPI.Comm) -> tuple[Topology, bool]:
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
         topology = discover(comm, node)
-        shares_memory = own_pool() is not None if node.size == 1 else connect_peers(comm, node) is not None
+        shares_memory = connect_engine(comm, node) is not None and own_arena() is not None
     finally:
         node.Free()
     return topology, agreed(comm, shares_memory)

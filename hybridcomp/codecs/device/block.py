@@ -108,7 +108,7 @@ def form_of(bits: int, head: bytes) -> Form:
 
 def form_of_codec(codec: Codec) -> Form:
     """Return the format that a codec encodes to."""
-    assert isinstance(codec, quantize._BlockCodec)
+    assert isinstance(codec, quantize.BlockCodec)
     flags = (0 if codec.symmetric else AFFINE) | (HADAMARD if codec.hadamard else 0)
     flags |= STOCHASTIC if codec.rounding == "stochastic" else 0
     return Form(codec.bits, codec.block, flags, codec.seed)

@@ -142,11 +142,22 @@ class Driver(abc.ABC):
             self.decode(header, head, payload, acc, dtype, True, queue)
 
     def head(self, codec: Codec) -> bytes | None:
-        """Return the beginning of every payload of ``codec``, as much of it as :meth:`decode` looks at.
+        """Return what :meth:`decode` looks at of the beginning of a payload that this device writes by ``codec``.
 
         None if it must be read from the device.
         """
         return None
+
+    def reads_lengths(self, codec: Codec) -> bool:
+        """Tell whether kernels read the length of a payload that this device has written by ``codec``.
+
+        A header that goes with its :meth:`head` may then say more bytes than there are.
+        """
+        return False
+
+    def fills_bound(self, codec: Codec) -> bool:
+        """Tell whether messages are hardly shorter than ``codec.bound``, so that as much may be copied at once."""
+        return codec.fixed_size
 
     def on_host(self, head: bytes) -> bool:
         """Tell whether a payload with this beginning has no kernels for its form, and is decoded in host memory."""

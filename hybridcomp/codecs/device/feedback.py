@@ -11,7 +11,7 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device import block
 from hybridcomp.codecs.device.driver import suffix
-from hybridcomp.codecs.device.memory import MODULE, DeviceMemory, aligned_room, read
+from hybridcomp.codecs.device.memory import MODULE, DeviceMemory, Keep, aligned_room, read
 from hybridcomp.codecs.device.messages import Encoded, aligned, output_for
 from hybridcomp.codecs.device.residuals import AcceleratedMemory, PlainMemory
 from hybridcomp.codecs.device.states import Slots
@@ -40,6 +40,7 @@ class EstimateMemory(DeviceMemory):
 
     name = "ef21"
     tracks = True
+    keeps_later = True
 
     def __init__(self, form: Form, n: int, kind: DType, queue: Queue, slots: Slots) -> None:
         super().__init__(form, n, kind, queue, slots)
@@ -63,33 +64,33 @@ class EstimateMemory(DeviceMemory):
     def keep(
         self, corrected: DeviceArray, decoded: DeviceArray, queue: Queue, span: slice, weight: float = 1.0
     ) -> None:
-        bad = queue.zeros(4)
+        bad = queue.zero_words(1)
         self._add(queue, self._flat(decoded), self.sent[span], decoded, bad=bad)
         self._waiting[span.start, span.stop] = decoded, bad
 
     def own(self, codec: Codec, data: Flat, queue: Queue, span: slice) -> DeviceArray:
         if self.total is None:
             self.total = self._zeros(queue)
-        mine, total, found = self.sent[span], self.total[span], queue.zeros(4)
+        mine, total, found = self.sent[span], self.total[span], queue.zero_words(1)
         # If another rank owned this span before, the sum holds the estimate that this rank sent then.
         self._run(queue, self._of("look"), mine.size, mine, mine.size, found)
         self._run(queue, self._of("take_out"), mine.size, total, mine, mine.size, found)
         self._own = data
         return self._copy(total, queue)
 
-    def encode_sum(
-        self, codec: Codec, total: DeviceArray, out: DeviceArray, queue: Queue, span: slice, ranks: int = 1
-    ) -> Encoded:
+    def encode_sum_first(
+        self, codec: Codec, total: DeviceArray, out: DeviceArray, queue: Queue, span: slice, ranks: int
+    ) -> tuple[Encoded, Keep | None]:
         own, self._own = self._own, None
         assert own is not None
         self._summed[span.start, span.stop] = self._copy(total, queue)
         self._add(queue, own, total, total)
         self._divide(total, ranks, queue)
         self._add(queue, self._flat(total), self._result(queue)[span], total, subtract=True)
-        return self._write(codec, total, total.shape, out, queue)
+        return self._write(codec, total, total.shape, out, queue), None
 
     def result(self, values: DeviceArray, queue: Queue, span: slice) -> None:
-        known, bad = self._result(queue)[span], queue.zeros(4)
+        known, bad = self._result(queue)[span], queue.zero_words(1)
         self._add(queue, self._flat(values), known, values, bad=bad)
         self._commit(known, values, queue, bad)
         self._settle((span.start, span.stop), queue, bad)
@@ -109,7 +110,7 @@ class EstimateMemory(DeviceMemory):
         self._queue = queue
         if self.total is None:
             self.total = self._zeros(queue)
-        bad = queue.zeros(4)
+        bad = queue.zero_words(1)
         self._add(queue, decoded, self.total, out, bad=bad)
         self._commit(self.total, out, queue, bad)
         self.settle(queue, bad)
@@ -153,6 +154,7 @@ class AverageMemory(DeviceMemory):
     """
 
     name = "loco"
+    apart = False  # a block of the state may lie in two spans
 
     def __init__(self, form: Form, n: int, kind: DType, queue: Queue, slots: Slots) -> None:
         super().__init__(form, n, kind, queue, slots)
@@ -164,7 +166,7 @@ class AverageMemory(DeviceMemory):
     def begin(self, queue: Queue) -> int:
         step = super().begin(queue)
         if step and step % self._reset_steps == 0:
-            queue.runtime.fill(self.sections.ptr, 0, self.sections.nbytes, queue.stream)
+            queue.fill(self.sections)
         return step
 
     def _window(self, span: slice) -> slice:
@@ -193,7 +195,7 @@ class AverageMemory(DeviceMemory):
     def keep(
         self, corrected: DeviceArray, decoded: DeviceArray, queue: Queue, span: slice, weight: float = 1.0
     ) -> None:
-        window, n, bad = self._window(span), corrected.size, queue.zeros(4)
+        window, n, bad = self._window(span), corrected.size, queue.zero_words(1)
         error, at = self._error(window, queue), span.start - window.start
         numbers = [self._number(value) for value in (weight, self._beta, 1 - self._beta)]
         mine = error[at : at + n]
@@ -209,7 +211,7 @@ class AverageMemory(DeviceMemory):
     ) -> Encoded | None:
         if codec.integer_blocks is None or self._window(span) != span:
             return None
-        n, form, bad = data.size, block.Form(*codec.integer_blocks), queue.zeros(4)
+        n, form, bad = data.size, block.Form(*codec.integer_blocks), queue.zero_words(1)
         state = self._parts(span)
         fresh = queue.empty(state[0].nbytes), queue.empty(state[1].nbytes)
         buffer = aligned_room(codec, n, self.kind, out, queue)
@@ -272,7 +274,7 @@ class MomentumMemory(DeviceMemory):
     ) -> None:
         moved, self._moved = self._moved, None
         assert moved is not None
-        n, bad = corrected.size, queue.zeros(4)
+        n, bad = corrected.size, queue.zero_words(1)
         self._run(queue, self._of("mask"), n, corrected, decoded, moved, n, bad)
         self._commit(self.sum[span], decoded, queue, bad)
         self._commit(self.velocity[span], moved, queue, bad)
@@ -282,18 +284,18 @@ class MomentumMemory(DeviceMemory):
         encoded = self.encode(codec, data, message, queue, span)
         return self._decoded(codec, encoded, data.size, queue)
 
-    def encode_sum(
-        self, codec: Codec, total: DeviceArray, out: DeviceArray, queue: Queue, span: slice, ranks: int = 1
-    ) -> Encoded:
+    def encode_sum_first(
+        self, codec: Codec, total: DeviceArray, out: DeviceArray, queue: Queue, span: slice, ranks: int
+    ) -> tuple[Encoded, Keep | None]:
         self._divide(total, ranks, queue)
         encoded = self._write(codec, total, total.shape, out, queue)
-        n, bad, mine = total.size, queue.zeros(4), self.sum[span]
+        n, bad, mine = total.size, queue.zero_words(1), self.sum[span]
         lost = self._decoded(codec, encoded, n, queue)
         # Compute the message's error, then v with it added: neither is kept if it is not finite.
         self._run(queue, self._of("lose"), n, total, lost, lost, None, n, self._number(ranks), bad)
         self._add(queue, self._flat(mine), lost, lost, bad=bad)
         self._commit(mine, lost, queue, bad)
-        return encoded
+        return encoded, None
 
     def arrays(self) -> dict[str, host.Array]:
         return {"": read(self.sum, self._queue), "velocity": read(self.velocity, self._queue)}

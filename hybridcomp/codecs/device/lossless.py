@@ -75,6 +75,7 @@ class LosslessDriver(Driver):
             "planes", "planes_table", 1, _THREADS, table, words, width, planes, stride, payload, moves, length
         )  # fmt: skip
         _copy(queue, moves, count, min(words, CHUNK))
+        queue.start()  # the arrays that the kernels know by addresses in tables end here
         if on_device:
             queue.runtime.synchronize(queue.stream)  # nvCOMP frees its frames without the queue's order
         del held
@@ -121,6 +122,7 @@ class LosslessDriver(Driver):
         planes, blocks = _uploaded(queue, pointers), queue.blocks(words, _TILE)
         rotate = int(lossless.rotates(kind))
         queue.launch("planes", name, blocks, _THREADS, planes, words, rotate, target, queue.status)
+        queue.start()  # see encode
         if held and nvcomp.decompresses(queue.runtime):
             queue.runtime.synchronize(queue.stream)  # nvCOMP frees its planes without the queue's order
         if target is not out:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import struct
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +26,8 @@ from hybridcomp.errors import CodecMismatchError
 from hybridcomp.wire import HEADER_BYTES, Header
 
 MODULE = "feedback"
+Keep = Callable[[Queue, Header, bytes], None]
+"""Function that keeps a message's error, given its header and the first bytes of its payload."""
 _THREADS = 256
 
 
@@ -40,10 +43,14 @@ class DeviceMemory(abc.ABC):
         kind: dtype of all that is computed here: float32, or float64 for float64 data.
         steps: number of calls of :meth:`begin`.
         tracks: whether the receiver adds messages to what it has (:meth:`result`), rather than take them.
+        apart: whether spans have nothing in common, so that one may be encoded beside another.
+        keeps_later: whether errors may be kept after other spans were encoded.
     """
 
     name: ClassVar[str]
     tracks: ClassVar[bool] = False
+    apart: ClassVar[bool] = True
+    keeps_later: ClassVar[bool] = False
 
     def __init__(self, form: Form, n: int, kind: DType, queue: Queue, slots: Slots) -> None:
         self.form = form
@@ -61,6 +68,7 @@ class DeviceMemory(abc.ABC):
     def follow(self, queue: Queue) -> None:
         """Order all later work on ``queue`` after the work of this memory's last queue."""
         if queue.stream != self._queue.stream:
+            self._queue.start()
             queue.runtime.follow(queue.stream, queue.runtime.record(self._queue.stream))
 
     # -- a sender ------------------------------------------------------------------------------------
@@ -86,13 +94,26 @@ class DeviceMemory(abc.ABC):
         Raises:
             CodecMismatchError: the codec cannot carry the data.
         """
-        span = slice(0, self.n) if span is None else span
-        encoded = self._encode_fused(codec, data, out, queue, span)
-        if encoded is None:
-            corrected = self.correct(data, queue, span)
-            encoded = self._write(codec, corrected, data.shape, out, queue)
-            self.keep(corrected, self._decoded(codec, encoded, data.size, queue), queue, span)
+        encoded, keep = self.encode_first(codec, data, out, queue, slice(0, self.n) if span is None else span)
+        if keep is not None:
+            keep(queue, *self._beginning(codec, encoded, data.size, queue))
         return encoded
+
+    def encode_first(
+        self, codec: Codec, data: Flat, out: DeviceArray, queue: Queue, span: slice
+    ) -> tuple[Encoded, Keep | None]:
+        """Start to encode corrected data as :meth:`encode` does, without waiting for the device.
+
+        Returns:
+            The message; and, if its error has not been kept, the function that does so, to be called once the host
+            knows the message's header and the first bytes of its payload.
+        """
+        encoded = self._encode_fused(codec, data, out, queue, span)
+        if encoded is not None:
+            return encoded, None
+        corrected = self.correct(data, queue, span)
+        encoded = self._write(codec, corrected, data.shape, out, queue)
+        return encoded, self._keep_later(codec, encoded, corrected, queue, span, 1.0)
 
     @abc.abstractmethod
     def correct(self, data: Flat, queue: Queue, span: slice) -> DeviceArray:
@@ -122,11 +143,19 @@ class DeviceMemory(abc.ABC):
         self, codec: Codec, total: DeviceArray, out: DeviceArray, queue: Queue, span: slice, ranks: int = 1
     ) -> Encoded:
         """Start to encode the sum of an owned span, over ``ranks`` for a mean. ``total`` is not to be used any more."""
+        encoded, keep = self.encode_sum_first(codec, total, out, queue, span, ranks)
+        if keep is not None:
+            keep(queue, *self._beginning(codec, encoded, total.size, queue))
+        return encoded
+
+    def encode_sum_first(
+        self, codec: Codec, total: DeviceArray, out: DeviceArray, queue: Queue, span: slice, ranks: int
+    ) -> tuple[Encoded, Keep | None]:
+        """Start to encode a sum as :meth:`encode_sum` does; otherwise as :meth:`encode_first`."""
         corrected = self.correct(self._flat(total), queue, span)
         self._divide(corrected, ranks, queue)
         encoded = self._write(codec, corrected, corrected.shape, out, queue)
-        self.keep(corrected, self._decoded(codec, encoded, corrected.size, queue), queue, span, ranks)
-        return encoded
+        return encoded, self._keep_later(codec, encoded, corrected, queue, span, ranks)
 
     def result(self, values: DeviceArray, queue: Queue, span: slice) -> None:
         """Turn the decoded values of an :meth:`encode_sum` message into the result, in place, where :attr:`tracks`."""
@@ -222,22 +251,46 @@ class DeviceMemory(abc.ABC):
             queue.copy(out, buffer)
         return encoded
 
-    def _decoded(self, codec: Codec, encoded: Encoded, n: int, queue: Queue) -> DeviceArray:
-        """Return the values that the receiver of a message decodes.
+    def _keep_later(
+        self,
+        codec: Codec,
+        encoded: Encoded,
+        corrected: DeviceArray,
+        queue: Queue,
+        span: slice,
+        weight: float,
+    ) -> Keep | None:
+        """Keep the error of a message now, or return the function that does so if the host would wait for it."""
+
+        def keep(queue: Queue, header: Header, head: bytes) -> None:
+            payload = encoded.buffer[HEADER_BYTES : HEADER_BYTES + header.payload]
+            decoded = self._array(corrected.size, queue)
+            driver_of(codec.wire_id).decode(header, head, payload, decoded, self.kind, False, queue)
+            self.keep(corrected, decoded, queue, span, weight)
+
+        if self.keeps_later and driver_of(codec.wire_id).head(codec) is None:
+            return keep
+        keep(queue, *self._beginning(codec, encoded, corrected.size, queue))
+        return None
+
+    def _beginning(self, codec: Codec, encoded: Encoded, n: int, queue: Queue) -> tuple[Header, bytes]:
+        """Return a message's header, and what a driver reads of its payload.
 
         Waits for the device if the host cannot know the payload.
         """
-        driver = driver_of(codec.wire_id)
-        head = driver.head(codec)
+        head = driver_of(codec.wire_id).head(codec)
         if head is None:
-            opened = open_message(queue, encoded.buffer)
-            header, head = read_opened(queue, encoded.buffer, opened)
-        else:
-            size = encoded.nbytes(queue) - HEADER_BYTES
-            header = Header(codec.wire_id, self.kind, n, size, codec.params_hash)
+            return read_opened(queue, encoded.buffer, open_message(queue, encoded.buffer))
+        most = driver_of(codec.wire_id).reads_lengths(codec) and encoded.size is None
+        size = encoded.buffer.size if most else encoded.nbytes(queue)
+        return Header(codec.wire_id, self.kind, n, size - HEADER_BYTES, codec.params_hash), head
+
+    def _decoded(self, codec: Codec, encoded: Encoded, n: int, queue: Queue) -> DeviceArray:
+        """Return the values that the receiver of a message decodes; waits as :meth:`_beginning` does."""
+        header, head = self._beginning(codec, encoded, n, queue)
         payload = encoded.buffer[HEADER_BYTES : HEADER_BYTES + header.payload]
         decoded = self._array(n, queue)
-        driver.decode(header, head, payload, decoded, self.kind, False, queue)
+        driver_of(codec.wire_id).decode(header, head, payload, decoded, self.kind, False, queue)
         return decoded
 
 

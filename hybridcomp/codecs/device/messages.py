@@ -23,7 +23,6 @@ OPENED_BYTES = 8 + 2 * HEAD_BYTES
 _THREADS = 256
 _ROW = 4096  # bytes that a block of the CRC's kernel reads at a time
 _DAMAGED = 1  # kOpenedDamaged of message.cu; wire.peek sees a length that does not fit
-_work: dict[tuple[int, int], DeviceArray] = {}
 
 
 @dataclass(slots=True)
@@ -98,7 +97,7 @@ def seal(
         size,
         None if known else payload,
         params,
-        _shared_work(queue),
+        queue.counters(),
         total,
     )
     return Encoded(buffer, HEADER_BYTES + size if known else None, total)
@@ -127,13 +126,14 @@ def output_for(need: int, x: Any, out: Any, queue: Queue) -> tuple[Any, DeviceAr
 # -- decode ----------------------------------------------------------------------------------------------------
 
 
-def open_message(queue: Queue, msg: DeviceArray) -> DeviceArray:
+def open_message(queue: Queue, msg: DeviceArray, opened: DeviceArray | None = None) -> DeviceArray:
     """Start to check a message's CRC; nothing waits.
 
     Damage sets ``queue.status``, so that decoders started after this do nothing. Returns what :func:`read_opened`
-    reads.
+    reads: ``opened``, of :data:`OPENED_BYTES`, or new memory.
     """
-    opened = queue.empty(OPENED_BYTES)
+    if opened is None:
+        opened = queue.empty(OPENED_BYTES)
     queue.launch(
         "message",
         "message_open",
@@ -141,7 +141,7 @@ def open_message(queue: Queue, msg: DeviceArray) -> DeviceArray:
         _THREADS,
         msg,
         msg.size,
-        _shared_work(queue),
+        queue.counters(),
         opened,
         queue.status,
     )
@@ -311,12 +311,3 @@ def aligned(queue: Queue, data: DeviceArray, alignment: int) -> DeviceArray:
 
 def _grid(queue: Queue, nbytes: int) -> int:
     return max(1, queue.blocks(nbytes, _ROW * 4, 4))
-
-
-def _shared_work(queue: Queue) -> DeviceArray:
-    """Return the counters of the CRC's kernels: zero between launches, one pair for each stream."""
-    key = (id(queue.runtime), queue.stream)
-    work = _work.get(key)
-    if work is None:
-        work = _work[key] = queue.zeros(8)
-    return work

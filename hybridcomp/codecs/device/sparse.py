@@ -12,6 +12,7 @@ from __future__ import annotations
 import abc
 import math
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +20,13 @@ from hybridcomp import wire
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.device.driver import Driver, driver_of, suffix
-from hybridcomp.codecs.device.messages import PAYLOAD_HEAD, decode_opened, encode_into, open_message
+from hybridcomp.codecs.device.messages import (
+    PAYLOAD_HEAD,
+    convert,
+    decode_opened,
+    encode_into,
+    open_message,
+)
 from hybridcomp.codecs.none import NoneCodec
 from hybridcomp.codecs.sparse.base import INDEX_BLOCK, PREFIX, SparseCodec, check_values, open_prefix
 from hybridcomp.codecs.sparse.sidco import SIDCoCodec
@@ -37,6 +44,11 @@ _SEARCHES = {16: 2, 32: 3, 64: 6}  # steps that find any key of so many bits
 _MOST_ROOM = 768  # elements of a tile's slot; where more would be taken the tensor is read again
 _SAMPLE = 16384
 _GROUP = 32  # neighbours of a sample
+_READING_WORDS = 5  # words of Reading of sparse_read.cu
+_SECTIONS = "sections"  # forks of a queue that check messages
+# What the host knows of a payload that this device has written: the kernels read its prefix themselves (kOwn of
+# sparse_read.cu). The heads of messages that have come are longer.
+_OWN = PREFIX.pack(2**64 - 1, 2**64 - 1)
 
 
 def _divide(n: int, by: int) -> int:
@@ -59,7 +71,7 @@ class _Selection:
         self.tiles, self.blocks = _divide(self.n, _TILE), _divide(self.n, INDEX_BLOCK)
         room = _divide(int(2 * _TILE * share) + 32, 32) * 32
         self.room = room if room <= _MOST_ROOM else 0
-        self.state = queue.zeros(8 * (_SEARCH_WORDS + _BINS)).view(np.uint64)
+        self.state = queue.zero_words(2 * (_SEARCH_WORDS + _BINS)).view(np.uint64)
         self.histogram = self.state[_SEARCH_WORDS:]
         self._slots = (
             queue.array(self.tiles * self.room, f"u{dtype.itemsize}"),
@@ -154,7 +166,16 @@ class _SparseDriver(Driver):
 
     # -- decode ----------------------------------------------------------------------------------------------
 
+    def head(self, codec: Codec) -> bytes | None:
+        assert isinstance(codec, SparseCodec)
+        return _OWN if isinstance(codec.values, NoneCodec) else None
+
+    def reads_lengths(self, codec: Codec) -> bool:
+        return self.head(codec) is not None
+
     def check(self, header: Header, head: bytes) -> None:
+        if head == _OWN:
+            return
         _, index_bytes = open_prefix(header, head)
         inner, inner_head = _inner(header, head, index_bytes)
         check_values(header, head, inner)
@@ -173,29 +194,77 @@ class _SparseDriver(Driver):
         add: bool,
         queue: Queue,
     ) -> None:
-        k, index_bytes = PREFIX.unpack_from(head)
-        inner, inner_head = _inner(header, head, index_bytes)
-        start = PREFIX.size + index_bytes
-        if inner.codec == NoneCodec.wire_id and dtype is header.dtype:
-            values = payload[start + HEADER_BYTES :]  # as they are; the message's CRC covers them
+        if head == _OWN and dtype is not header.dtype:
+            assert not add  # a sum takes its own message when it has been sent
+            values = queue.array(out.size, header.dtype.storage)
+            self._read([header], [head], [payload], values, header.dtype, False, queue)
+            convert(queue, values, header.dtype, out, dtype, out.size)
         else:
+            self._read([header], [head], [payload], out, dtype, add, queue)
+
+    def decode_sum(
+        self,
+        headers: Sequence[Header],
+        heads: Sequence[bytes],
+        payloads: Sequence[DeviceArray],
+        acc: DeviceArray,
+        dtype: DType,
+        queue: Queue,
+    ) -> None:
+        self._read(headers, heads, payloads, acc, dtype, True, queue)
+
+    def _read(
+        self,
+        headers: Sequence[Header],
+        heads: Sequence[bytes],
+        payloads: Sequence[DeviceArray],
+        out: DeviceArray,
+        dtype: DType,
+        add: bool,
+        queue: Queue,
+    ) -> None:
+        """Check messages of as many elements as ``out`` has beside each other, then write or add their values."""
+        n, status = out.size, queue.status
+        readings = queue.array(_READING_WORDS * len(headers), np.uint64)
+        held = []
+        for i, each in enumerate(zip(headers, heads, payloads, strict=True)):
+            reading = readings[_READING_WORDS * i : _READING_WORDS * (i + 1)]
+            held.append(self._check_sections(*each, dtype, reading, queue.fork(_SECTIONS)))
+        kernel = f"sparse_{'add' if add else 'scatter'}_{8 * dtype.itemsize}"
+        grid = queue.blocks(_divide(n, _TILE), _TILES_PER_GRID_BLOCK)
+        args = (readings, len(headers), n, out, status)
+        queue.launch("sparse_read", kernel, grid, _THREADS, *args, held=held)
+
+    def _check_sections(
+        self,
+        header: Header,
+        head: bytes,
+        payload: DeviceArray,
+        dtype: DType,
+        reading: DeviceArray,
+        queue: Queue,
+    ) -> list[DeviceArray]:
+        """Write a message's ``Reading`` of :file:`sparse/sparse_read.cu`; return the arrays that it points to."""
+        k, index_bytes = PREFIX.unpack_from(head)
+        values = None  # as they are; the message's CRC covers them
+        inner, inner_head = (None, b"") if head == _OWN else _inner(header, head, index_bytes)
+        if inner is not None and (inner.codec != NoneCodec.wire_id or dtype is not header.dtype):
+            start = PREFIX.size + index_bytes
             message = queue.empty(HEADER_BYTES + inner.payload)
             queue.copy(message, payload[start : start + message.size])
             open_message(queue, message)
             values = queue.array(k, dtype.storage)
             decode_opened(inner, inner_head, message, values, dtype, queue)
-        n, tiles, blocks = header.count, _divide(header.count, _TILE), _divide(header.count, INDEX_BLOCK)
+        n, blocks = header.count, _divide(header.count, INDEX_BLOCK)
         firsts, sections = queue.array(blocks, np.uint64), queue.array(blocks, np.uint64)
         starts = queue.array(blocks * (INDEX_BLOCK // _TILE), np.uint32)
-        status = queue.status
-        lengths = (payload, n, k, index_bytes, firsts, sections, status)
-        queue.launch("sparse_read", "sparse_sections", 1, _THREADS, *lengths)
+        found = (values, firsts, sections, starts)
+        args = (payload, n, k, index_bytes, *found, reading, queue.status)
+        queue.launch("sparse_read", "sparse_sections", 1, _THREADS, *args)
+        held = [payload, *filter(None, found)]
         grid = queue.blocks(blocks, 1)
-        queue.launch("sparse_read", "sparse_check", grid, _THREADS, payload, n, sections, starts, status)
-        kernel = f"sparse_{'add' if add else 'scatter'}_{8 * dtype.itemsize}"
-        grid = queue.blocks(tiles, _TILES_PER_GRID_BLOCK)
-        args = (payload, n, firsts, sections, starts, values, out, status)
-        queue.launch("sparse_read", kernel, grid, _THREADS, *args)
+        queue.launch("sparse_read", "sparse_check", grid, _THREADS, n, reading, queue.status, held=held)
+        return held
 
 
 class TopKDriver(_SparseDriver):
@@ -214,6 +283,10 @@ class TopKDriver(_SparseDriver):
 
     def sent(self, codec: SparseCodec, selection: _Selection) -> int:
         return codec.most(selection.n)
+
+    def fills_bound(self, codec: Codec) -> bool:
+        assert isinstance(codec, TopKCodec)
+        return codec.values.fixed_size  # the number of values is known, and few sections are bitmaps
 
 
 class ThresholdDriver(_SparseDriver):

@@ -9,6 +9,7 @@ than states, not twice as many.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class Slots:
     def __init__(self) -> None:
         self._all: list[Slot] = []  # keeps every array alive: only the device knows which slot has which
         self._free: dict[tuple[int, int], list[Slot]] = defaultdict(list)
-        self._spare: dict[tuple[int, int, int], Slot] = {}
+        self._spare: dict[tuple[int, Hashable, int], Slot] = {}
 
     def take(self, nbytes: int, queue: Queue) -> Slot:
         """Return a state of zeros."""
@@ -75,7 +76,7 @@ class Slots:
 
     def spare(self, nbytes: int, queue: Queue) -> Slot:
         """Return the slot to write to in the order of this queue, and to exchange a state with."""
-        key = (_device(queue.runtime), queue.stream, nbytes)
+        key = (_device(queue.runtime), queue.order, nbytes)
         if key not in self._spare:
             self._spare[key] = self._new(nbytes, queue)
         return self._spare[key]

@@ -17,19 +17,17 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.feedback.estimates import EstimateMemory
 from hybridcomp.codecs.feedback.forms import FORMS, Form, parse_form
-from hybridcomp.codecs.feedback.joined import JoinedMemory
 from hybridcomp.codecs.feedback.memories import (
     AcceleratedMemory,
     AverageMemory,
     MomentumMemory,
     PlainMemory,
 )
-from hybridcomp.codecs.feedback.memory import Memory, Scratch
+from hybridcomp.codecs.feedback.memory import JoinedMemory, Memory, Scratch
 from hybridcomp.codecs.late import device_codecs
 from hybridcomp.codecs.registry import get_codec
 
 if TYPE_CHECKING:
-    from hybridcomp.codecs.device import DeviceMemory, Slots
     from hybridcomp.device import Queue
 
 __all__ = ["FORMS", "ErrorFeedback", "Form", "Key", "Memory", "parse_form"]
@@ -66,9 +64,32 @@ class ErrorFeedback:
         if form is None and options:
             raise ValueError(f"{', '.join(options)} belong to a form, and form is None")
         self.form = None if form is None else parse_form(form, **options)
-        self._memories: dict[Key, Memory | DeviceMemory] = {}
+        self._memories: dict[Key, Memory | Any] = {}
         self._scratch = Scratch()
-        self._slots: Slots | None = None  # states of devices
+        self._slots: Any = None  # states of devices: their Slots
+        self._blends: dict[Key, tuple[Any, float]] = {}
+
+    def blend(self, key: Key, momentum: Any | None, beta: float = 0.0) -> None:
+        """Send, under a key, a momentum of which data are a part: ``beta * momentum + (1 - beta) * data``.
+
+        For the form ``ef`` alone, and data that are this rank's own, not a sum of several ranks'.
+
+        Args:
+            key: a tuple of str and int.
+            momentum: 1-D array of the memory's elements and dtype, where the data are: in host memory, or on their
+                device. It is read in each step. None sends the data themselves again.
+            beta: share of the momentum, from 0 to below 1.
+        """
+        if momentum is not None:
+            self._blends[_checked(key)] = momentum, beta
+        elif self._blends.pop(key, None) is not None and key in self._memories:
+            self._blended(self._memories[key], None, 0.0)
+
+    @staticmethod
+    def _blended(memory: Any, momentum: Any, beta: float) -> None:
+        if memory.form.name != PlainMemory.name:
+            raise ValueError(f"only the form 'ef' blends momenta, not {memory.form.name!r}")
+        memory.blend(momentum, beta)
 
     def memory(
         self, key: Key, n: int, dtype: arrays.DTypeLike = DType.FLOAT32, form: str | Form | None = None
@@ -92,6 +113,8 @@ class ErrorFeedback:
         if found is None or found.n != n or found.kind is not kind:
             found = MEMORIES[wanted.name](wanted, n, kind, self._scratch)
             self._memories[key] = found
+        if key in self._blends:
+            self._blended(found, *self._blends[key])
         return found
 
     def begin_joined(
@@ -119,7 +142,7 @@ class ErrorFeedback:
         dtype: arrays.DTypeLike,
         queue: Queue,
         form: str | Form | None = None,
-    ) -> DeviceMemory:
+    ) -> Any:
         """Return the memory under ``key`` with its state on a device.
 
         A state elsewhere moves there, for which this waits.
@@ -131,6 +154,9 @@ class ErrorFeedback:
             queue: queue of the device.
             form: form of feedback for this key, where this object was made without one.
 
+        Returns:
+            A :class:`~hybridcomp.codecs.device.DeviceMemory`.
+
         Raises:
             ValueError: as :meth:`memory`.
         """
@@ -140,7 +166,7 @@ class ErrorFeedback:
         found = self._memories.get(_checked(key))
         if self._slots is None:
             self._slots = device.Slots()
-        made: type[DeviceMemory] = device.MEMORIES[wanted.name]
+        made: type[Any] = device.MEMORIES[wanted.name]
         if found is not None and (found.n != n or found.kind is not kind):
             _same_form(json.dumps(list(key)), found.form, wanted)
             if not isinstance(found, Memory):
@@ -158,9 +184,11 @@ class ErrorFeedback:
                 memory.load(state, queue)
                 memory.steps = state.steps
             self._memories[key] = found = memory
+        if key in self._blends:
+            self._blended(found, *self._blends[key])
         return found
 
-    def _on_host(self, key: Key, found: Memory | DeviceMemory, wanted: Form) -> Memory:
+    def _on_host(self, key: Key, found: Memory | Any, wanted: Form) -> Memory:
         """Return a memory as one of the host's, with the parameters of ``wanted``."""
         _same_form(json.dumps(list(key)), found.form, wanted)
         if isinstance(found, Memory) and found.form == wanted:
@@ -300,7 +328,7 @@ class ErrorFeedback:
         Raises:
             ValueError: a key or an array that no state has, or a state of another form than this object's.
         """
-        loaded: dict[Key, Memory | DeviceMemory] = {}
+        loaded: dict[Key, Memory | Any] = {}
         for text, (saved, steps, parts) in unpack_keys(state).items():
             form = self.form or saved
             _same_form(text, saved, form)
@@ -315,6 +343,7 @@ class ErrorFeedback:
     def clear(self) -> None:
         """Drop all states."""
         self._memories.clear()
+        self._blends.clear()
         self._scratch.clear()
         self._slots = None
 

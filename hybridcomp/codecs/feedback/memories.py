@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from hybridcomp import native, wire
-from hybridcomp.arrays import ByteArray, Flat
+from hybridcomp.arrays import ByteArray, DType, Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.codecs.feedback.memory import Array, Memory, Scratch
@@ -64,8 +64,27 @@ class PlainMemory(Memory):
 
     name = "ef"
 
+    def __init__(self, form: Form, n: int, kind: DType, scratch: Scratch) -> None:
+        super().__init__(form, n, kind, scratch)
+        self._momentum: Array | None = None
+
     def _made(self, n: int, wide: bool, rooms: Any) -> Any:
         return native.kernels().PlainMemory(n, wide, rooms)
+
+    def blend(self, momentum: Array | None, beta: float = 0.0) -> None:
+        """Send, from now on, a momentum of which data are a part: ``beta * momentum + (1 - beta) * data``.
+
+        Data must then be this rank's own, not a sum of several ranks'.
+
+        Args:
+            momentum: aligned array [n] of :attr:`kind`, read in each step; None sends the data themselves again.
+            beta: share of the momentum, from 0 to below 1.
+
+        Raises:
+            ValueError: the momentum has another size, or ``beta`` is out of its range.
+        """
+        self.native.blend(momentum, beta)
+        self._momentum = momentum  # the kernels read its memory
 
     @property
     def error(self) -> Array:

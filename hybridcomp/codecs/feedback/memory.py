@@ -60,7 +60,6 @@ class Memory(abc.ABC):
         kind: dtype of all that is computed here: float32, or float64 for float64 data.
         native: the kernels' memory.
         tracks: whether the receiver adds messages to what it has (:meth:`result`), rather than take them.
-        adds_own: whether a rank adds its own part of its shard as it is.
     """
 
     name: ClassVar[str]
@@ -72,7 +71,6 @@ class Memory(abc.ABC):
         self.kind = kind
         self.native = self._made(n, kind is DType.FLOAT64, scratch.rooms)
         self.tracks: bool = self.native.tracks
-        self.adds_own: bool = self.native.adds_own
         self._scratch = scratch
         self._seen: dict[str, Array] = {}
 
@@ -89,6 +87,12 @@ class Memory(abc.ABC):
     @steps.setter
     def steps(self, count: int) -> None:
         self.native.steps = count
+
+    @property
+    def adds_own(self) -> bool:
+        """Tell whether a rank adds its own part of its shard as it is."""
+        adds: bool = self.native.adds_own
+        return adds
 
     # -- a sender ------------------------------------------------------------------------------------
 
@@ -278,3 +282,15 @@ def _main_array(arrays: dict[str, Array], others: tuple[str, ...]) -> tuple[Arra
                 f"its array {name!r} is {array.dtype}[{array.size}], not {main.dtype}[{main.size}]"
             )
     return main, kind
+
+
+class JoinedMemory:
+    """Memories of one form side by side, each of which remains its key's own.
+
+    Attributes:
+        native: the kernels' memory, for operations whose codec has an ``Encoder``.
+    """
+
+    def __init__(self, parts: Sequence[Memory], scratch: Scratch) -> None:
+        """Take memories whose steps have begun; at least one."""
+        self.native = native.kernels().JoinedMemory([part.native for part in parts], scratch.rooms)

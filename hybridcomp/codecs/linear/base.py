@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from hybridcomp import arrays, native
+from hybridcomp import arrays
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs.base import Codec
 from hybridcomp.codecs.late import device_codecs
@@ -186,13 +186,6 @@ def _mixed(z: int) -> int:
 
 
 _WORD = 2**64 - 1
-
-
-def widened(x: Flat) -> Array:
-    """Return a copy of the values in their accumulator's type, float32 or float64."""
-    out = np.empty(x.size, x.dtype.accumulator.storage)
-    native.kernels().convert(x.data, x.dtype, out, x.dtype.accumulator, False)
-    return out
 
 
 def reduce_all(

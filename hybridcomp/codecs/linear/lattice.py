@@ -51,6 +51,11 @@ class LatticeCodec(KernelCodec, LinearCodec):
 
     name = "lattice"
     wire_id = 33
+    examples = (
+        "lattice",
+        "lattice:bits=16:rounding=stochastic:seed=5",
+        "lattice:bits=32:ranks=3",
+    )
     sums = 2
     seldom = frozenset({"rounding", "seed", "ranks"})
 

@@ -198,6 +198,10 @@ class PowerSGDCodec(LinearCodec):
 
     name = "powersgd"
     wire_id = 32
+    examples = (
+        "powersgd",
+        "powersgd:rank=1,seed=7",
+    )
     partial = True
     fixed_size = False
     sums = 2

@@ -51,6 +51,10 @@ class RandomBlockCodec(LinearCodec):
 
     name = "randomblock"
     wire_id = 19
+    examples = (
+        "randomblock:ratio=0.05",
+        "randomblock:ratio=0.7,seed=3,values=(int8:block=64)",
+    )
     sums = 1
     partial = True
 

@@ -52,7 +52,7 @@ from hybridcomp import arrays, native, wire
 from hybridcomp.arrays import ByteArray, DType, Flat, byte_view
 from hybridcomp.codecs import checks
 from hybridcomp.codecs.base import parameters
-from hybridcomp.codecs.linear.base import Array, LinearCodec, Reduced, Reduction, Round, Terms, widened
+from hybridcomp.codecs.linear.base import Array, LinearCodec, Reduced, Reduction, Round, Terms
 from hybridcomp.codecs.linear.bloom import insert, query, words_of
 from hybridcomp.codecs.linear.sketch_plan import Part, plan_expected, plan_union, runs_of
 from hybridcomp.codecs.linear.sketch_sums import fill, read
@@ -87,6 +87,11 @@ class SketchCodec(LinearCodec):
 
     name = "sketch"
     wire_id = 34
+    examples = (
+        "sketch",
+        "sketch:load=0.5:lanes=64:form=packed",
+        "sketch:index=bloom:fpr=0.01:density=0.1",
+    )
     fixed_size = False
     sums = 2
     seldom = frozenset({"form", "lanes", "seed", "index", "fpr", "density"})
@@ -268,7 +273,9 @@ def _result(x: Flat, terms: Terms, parts: list[Part], words: Array, sums: Array,
     if terms.mean:
         sums /= sums.dtype.type(terms.ranks)
     total, remained = read(parts, words, sums, x.size)
-    return Reduced(total, widened(x) if terms.own else None, 1 - remained / count if count else 1.0)
+    return Reduced(
+        total, arrays.widen(x.data, x.dtype) if terms.own else None, 1 - remained / count if count else 1.0
+    )
 
 
 def _is_number(value: Any) -> bool:

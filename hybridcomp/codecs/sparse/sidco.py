@@ -57,6 +57,10 @@ class SIDCoCodec(RatioCodec):
 
     name = "sidco"
     wire_id = 18
+    examples = (
+        "sidco:ratio=0.02",
+        "sidco:ratio=0.4,values=fp16,stages=3",
+    )
     seldom = frozenset({"stages", "fit"})
 
     def __init__(

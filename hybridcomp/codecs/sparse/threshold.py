@@ -37,6 +37,10 @@ class ThresholdCodec(SparseCodec):
 
     name = "threshold"
     wire_id = 17
+    examples = (
+        "threshold:abs=0.7",
+        "threshold:rel=2.0,values=int4",
+    )
 
     def __init__(
         self, abs: float | None = None, rel: float | None = None, values: str | Codec = "none"

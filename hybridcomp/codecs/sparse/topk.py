@@ -32,6 +32,12 @@ class TopKCodec(RatioCodec):
 
     name = "topk"
     wire_id = 16
+    examples = (
+        "topk:ratio=0.01",
+        "topk:ratio=0.3,values=bf16",
+        "topk:ratio=1.0",
+        "topk:ratio=0.05,values=(int8:block=64)",
+    )
 
     def __init__(self, ratio: float = 0.01, values: str | Codec = "none") -> None:
         super().__init__(ratio, values)

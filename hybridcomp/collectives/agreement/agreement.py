@@ -12,12 +12,14 @@ from mpi4py import MPI
 from hybridcomp import variables
 from hybridcomp.collectives.agreement.earlier import NONE, Earlier
 from hybridcomp.collectives.device.cuda_aware import Awareness
+from hybridcomp.collectives.transport.topology import MOST_TOLD, check_hosts, told_hosts
 from hybridcomp.errors import MismatchError, RemoteError
 from hybridcomp.policy import Policy, load_policy
 from hybridcomp.version import VERSION_BYTES, check_versions, packed_version
 
 _WORD_BYTES = 224
 _DIGEST_BYTES = 16
+_PACKAGE_BYTES = 80
 # ``words`` holds the policy's name, or the error of a rank that has failed. The version stands first, in a record of
 # fixed length: ranks whose versions differ in all that follows can still report that.
 _RECORD_BYTES = 512
@@ -31,14 +33,15 @@ _RECORD = np.dtype(
         ("detail", "u1"),
         ("messages", "u1"),
         ("collectives", "u1"),
-        ("on_host", "u1"),
         ("defaulted", "u1"),
         ("rings", "<i8"),
         ("earlier", "<u8"),
         ("settings", "u1", _DIGEST_BYTES),
         ("heard", "u1", _DIGEST_BYTES),
         ("keeps", "u1"),
-        ("rest", "V161"),
+        ("hosts", f"S{MOST_TOLD}"),
+        ("packages", f"S{_PACKAGE_BYTES}"),
+        ("rest", "V2"),
     ]
 )
 assert _RECORD.itemsize == _RECORD_BYTES
@@ -50,7 +53,6 @@ class Agreement(NamedTuple):
     Attributes:
         awareness: whether every rank's MPI takes device pointers, so that both ends of a message treat it alike.
         key: random number of 64 bits, which tells the communicator from others.
-        on_host: whether no rank's arrays can lie on a device.
         policy: policy of all ranks.
         acquainted: whether all ranks have proposed the same earlier communicator, from which they take over what they
             know of each other.
@@ -61,7 +63,6 @@ class Agreement(NamedTuple):
 
     awareness: Awareness
     key: int
-    on_host: bool
     policy: Policy
     acquainted: bool
     informed: bool
@@ -76,14 +77,12 @@ class Preparation(NamedTuple):
         policy: policy of this rank.
         awareness: whether this rank's MPI takes device pointers.
         detail: whether this rank compares operations.
-        on_host: whether this rank's arrays cannot lie on a device.
         settings: rank 0's profile and environment; see :func:`~.algorithms.selection.own_settings`.
     """
 
     policy: Policy
     awareness: Awareness
     detail: bool
-    on_host: bool
     settings: str
 
 
@@ -109,15 +108,17 @@ def pack_preparation(
     record["words"] = own.policy.name.encode()[-_WORD_BYTES:]
     record["defaulted"] = own.policy.default
     record["detail"], record["messages"] = own.detail, own.awareness.messages
-    record["collectives"], record["on_host"] = own.awareness.collectives, own.on_host
+    record["collectives"] = own.awareness.collectives
     record["earlier"], record["rings"], record["keeps"] = earlier.key, rings, keeps
     record["settings"] = _digest_of(own.settings)
     record["heard"] = _digest_of(earlier.settings)
+    record["hosts"] = told_hosts().encode()
+    record["packages"] = ", ".join(own.policy.packages).encode()[:_PACKAGE_BYTES]
     return record
 
 
 def agree(records: Any, own: Preparation, what: str) -> Agreement:
-    """Check that every rank could prepare itself, and has the same policy and debug level.
+    """Check that every rank could prepare itself, and has the same policy, debug level and list of hosts.
 
     Args:
         records: records of all ranks.
@@ -129,11 +130,13 @@ def agree(records: Any, own: Preparation, what: str) -> Agreement:
 
     Raises:
         RemoteError: a rank has failed.
-        MismatchError: versions, policies or levels differ; raised on every rank, names the ranks and both values.
+        MismatchError: versions, policies, levels or lists of hosts differ; raised on every rank, names the ranks and
+            both values.
     """
     check_versions([bytes(version) for version in records["version"]])
     for rank in np.flatnonzero(records["failed"]).tolist():
-        raise RemoteError(f"{what}: rank {rank} failed: {_words(records[rank])}")
+        raise RemoteError(f"{what}: rank {rank} failed: {_words(records[rank])}{lacking(records)}")
+    check_hosts([bytes(text).decode(errors="replace") for text in records["hosts"]])
     levels, names = records["detail"].tolist(), variables.DEBUG.names
     if len(set(levels)) > 1:
         other = levels.index(1 - levels[0])
@@ -152,6 +155,7 @@ def agree(records: Any, own: Preparation, what: str) -> Agreement:
         raise MismatchError(
             f"the ranks have different policies: rank 0 has {_words(records[0])!r} ({_digest(records[0])}), "
             f"rank {other} has {_words(records[other])!r} ({_digest(records[other])}); give all ranks the same policy"
+            f"{_unlike_packages(records, other)}"
         )
     mine = own.awareness
     messages, collectives = bool(records["messages"].min()), bool(records["collectives"].min())
@@ -160,9 +164,23 @@ def agree(records: Any, own: Preparation, what: str) -> Agreement:
     earlier = records["earlier"]
     acquainted = bool(earlier[0]) and bool((earlier == earlier[0]).all())
     informed = acquainted and bool((records["heard"] == records["settings"][0]).all())
-    on_host, rings = bool(records["on_host"].min()), records["rings"].tolist()
+    rings = records["rings"].tolist()
     keeps = bool(records["keeps"].min())
-    return Agreement(aware, int(records["key"][0]), on_host, policy, acquainted, informed, rings, keeps)
+    return Agreement(aware, int(records["key"][0]), policy, acquainted, informed, rings, keeps)
+
+
+def lacking(records: Any) -> str:
+    """Say which packages the policy takes codecs of, on ranks that have it, for an error of one that has not."""
+    for rank in np.flatnonzero(records["packages"] != b"").tolist():
+        return f"; rank {rank} has the policy's codecs of {_text(records[rank]['packages'])}"
+    return ""
+
+
+def _unlike_packages(records: Any, other: int) -> str:
+    own, others = (_text(records[rank]["packages"]) or "hybridcomp alone" for rank in (0, other))
+    return (
+        "" if own == others else f", and its packages: rank 0 takes codecs of {own}, rank {other} of {others}"
+    )
 
 
 def _digest_of(settings: str | None) -> Any:
@@ -172,7 +190,11 @@ def _digest_of(settings: str | None) -> Any:
 
 
 def _words(record: Any) -> str:
-    text = bytes(record["words"]).decode(errors="replace")
+    return _text(record["words"])
+
+
+def _text(field: Any) -> str:
+    text = bytes(field).decode(errors="replace")
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

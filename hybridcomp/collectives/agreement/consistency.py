@@ -52,6 +52,8 @@ def described(call: Call) -> str:
     """Describe in words the properties of an operation that must be alike on all ranks."""
     words = [call.op, f"codec {call.codec}"]
     words += [f"{name} {_word(value)}" for name, value in call.about.items() if value is not None]
+    if call.memory == "device":
+        words.append("on a device")
     return ", ".join(words)
 
 

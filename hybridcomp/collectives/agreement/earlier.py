@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.transport.arena import Arena
-from hybridcomp.collectives.transport.shared_memory import shares_memory
+from hybridcomp.collectives.transport.arena import Arena, shares_memory
+from hybridcomp.collectives.transport.topology import told_hosts
 from hybridcomp.schedules.topology import Topology
 
 _MOST = 64  # communicators that are remembered, and bases that are kept
@@ -25,36 +25,31 @@ _MOST_SEEN = 4096
 
 
 class Surroundings(NamedTuple):
-    """What a rank knows of the ranks of a communicator.
+    """Tell which of a communicator's ranks share a host, and which memory this rank shares with them.
 
     Attributes:
         topology: which rank is on which host.
-        peers: arenas for messages of the other ranks of this host, by rank.
-        neighbours: arenas for the engine's messages of the other ranks of this host, by rank.
+        neighbours: arenas of the other ranks of this host, by rank.
     """
 
     topology: Topology
-    peers: dict[int, Arena]
     neighbours: dict[int, Arena]
 
 
 class Earlier(NamedTuple):
-    """What the ranks of a communicator found out about each other, by their ranks in the job.
+    """Keep what the ranks of a communicator found out about each other, by their ranks in the job.
 
     Attributes:
         key: key of the communicator; 0 for none.
-        shares: whether the environment let ranks share memory then.
-        mapped: whether the ranks mapped each other's arenas for messages, and those for the engine's messages.
+        shares: whether the environment let ranks share memory then, and what it said of their hosts.
         hosts: number of each rank's host.
-        peers, neighbours: as in :class:`Surroundings`.
+        neighbours: as in :class:`Surroundings`.
         settings: settings of rank 0 that all ranks have; None where they were not told.
     """
 
     key: int
-    shares: bool
-    mapped: tuple[bool, bool]
+    shares: tuple[bool, str]
     hosts: dict[int, int]
-    peers: dict[int, Arena]
     neighbours: dict[int, Arena]
     settings: str | None = None
 
@@ -64,48 +59,41 @@ class Earlier(NamedTuple):
         Args:
             ranks: ranks in the job of a new communicator's ranks.
         """
-        numbers = {host: i for i, host in enumerate(dict.fromkeys(self.hosts[rank] for rank in ranks))}
-        topology = Topology(tuple(numbers[self.hosts[rank]] for rank in ranks))
-        peers = {i: self.peers[rank] for i, rank in enumerate(ranks) if rank in self.peers}
+        topology = Topology.of([self.hosts[rank] for rank in ranks])
         neighbours = {i: self.neighbours[rank] for i, rank in enumerate(ranks) if rank in self.neighbours}
-        return Surroundings(topology, peers, neighbours)
+        return Surroundings(topology, neighbours)
 
 
-NONE = Earlier(0, False, (False, False), {}, {}, {})
+NONE = Earlier(0, (False, ""), {}, {})
 _remembered: dict[int, Earlier] = {}
 
 
-def propose(ranks: Sequence[int], needs: tuple[bool, bool]) -> Earlier:
+def propose(ranks: Sequence[int]) -> Earlier:
     """Return an earlier communicator that had all the ranks, on all ranks the same one as a rule; :data:`NONE` if none.
 
     Args:
         ranks: ranks in the job of a new communicator's ranks; negative for those of another job.
-        needs: which arenas the new communicator needs, as in :attr:`Earlier.mapped`.
     """
-    shares = shares_memory()
+    shares = shares_memory(), told_hosts()
     found = [
         one
         for one in _remembered.values()
-        if one.shares == shares
-        and all(had or not needed for had, needed in zip(one.mapped, needs, strict=True))
-        and all(rank in one.hosts for rank in ranks)
+        if one.shares == shares and all(rank in one.hosts for rank in ranks)
     ]
     return min(found, key=lambda one: one.key, default=NONE)
 
 
-def remember(key: int, ranks: Sequence[int], around: Surroundings, mapped: tuple[bool, bool]) -> Earlier:
+def remember(key: int, ranks: Sequence[int], around: Surroundings) -> Earlier:
     """Remember what the ranks of a communicator have found out; return it.
 
     Args:
         key: key of the communicator.
         ranks: ranks in the job of its ranks.
         around: what this rank knows of them.
-        mapped: which arenas the ranks have mapped.
     """
     hosts = dict(zip(ranks, around.topology.hosts, strict=True))
-    peers = {ranks[rank]: arena for rank, arena in around.peers.items()}
     neighbours = {ranks[rank]: arena for rank, arena in around.neighbours.items()}
-    one = Earlier(key, shares_memory(), mapped, hosts, peers, neighbours)
+    one = Earlier(key, (shares_memory(), told_hosts()), hosts, neighbours)
     _remembered[key] = one
     if len(_remembered) > _MOST:
         del _remembered[next(iter(_remembered))]

@@ -13,6 +13,7 @@ from hybridcomp.collectives.agreement.agreement import (
     Preparation,
     agree,
     gathered,
+    lacking,
     pack_preparation,
     same_text,
 )
@@ -35,14 +36,9 @@ from hybridcomp.collectives.failure.contexts import contexts
 from hybridcomp.collectives.failure.notices import Notices, absentees
 from hybridcomp.collectives.failure.release import collect
 from hybridcomp.collectives.failure.watchdog import watched
-from hybridcomp.collectives.transport.shared_memory import (
-    SharedMemoryPeers,
-    connect_peers,
-    peers_of,
-    shares_memory,
-)
-from hybridcomp.collectives.transport.topology import discover
-from hybridcomp.errors import CollectiveTimeoutError, ConfigError, HybridcompError, RemoteError
+from hybridcomp.collectives.transport.arena import shares_memory
+from hybridcomp.collectives.transport.topology import discover, hosts_of
+from hybridcomp.errors import CollectiveTimeoutError, ConfigError, HybridcompError, PolicyError, RemoteError
 from hybridcomp.launcher import check_world
 from hybridcomp.schedules.topology import Topology
 
@@ -64,7 +60,7 @@ _LEVELS = {
 }
 
 
-class Parts(NamedTuple):
+class Components(NamedTuple):
     """Components of a communicator.
 
     Attributes:
@@ -74,8 +70,7 @@ class Parts(NamedTuple):
         p2p: MPI communicator for sends and receives.
         comparison: MPI communicator for comparing operations; None if they are not compared.
         topology: which rank is on which host.
-        shm_peers: ranks that share memory with this one; None where memory is not shared.
-        group: group of the compiled engine; None where the engine is not used.
+        group: group of the compiled engine; None for one rank alone.
         chooser: chooser of algorithms.
         notices: notices between the ranks; None for one rank alone.
     """
@@ -86,7 +81,6 @@ class Parts(NamedTuple):
     p2p: MPI.Intracomm
     comparison: MPI.Intracomm | None
     topology: Topology
-    shm_peers: SharedMemoryPeers | None
     group: Any
     chooser: Chooser
     notices: Notices | None
@@ -133,7 +127,9 @@ class Founding(NamedTuple):
         return len(self.ranks)
 
 
-def make(comm: MPI.Comm | Founding, axis: str, timeout: float, prepare: Callable[[], Preparation]) -> Parts:
+def make(
+    comm: MPI.Comm | Founding, axis: str, timeout: float, prepare: Callable[[], Preparation]
+) -> Components:
     """Make the parts of a communicator of the ranks of ``comm``. Collective.
 
     Work that may fail on one rank is done first, and the ranks tell each other how that went before MPI makes anything:
@@ -216,7 +212,7 @@ class _Assembly:
         self._notices: Notices | None = None
         self._together = False  # whether all ranks have taken the same steps on a base
 
-    def found(self, founding: Founding, timeout: float, standby: StandbyThread | None) -> Parts:
+    def found(self, founding: Founding, timeout: float, standby: StandbyThread | None) -> Components:
         """Have the ranks meet, and make their communicator."""
         ranks = founding.ranks
         try:
@@ -229,7 +225,7 @@ class _Assembly:
                 bases.drop(ranks)
             raise
 
-    def _found(self, ranks: Sequence[int], create: Callable[[], MPI.Intracomm]) -> Parts:
+    def _found(self, ranks: Sequence[int], create: Callable[[], MPI.Intracomm]) -> Components:
         self._step = "making it in MPI"
         base = bases.find(ranks)
         comm = create() if base is None else base
@@ -255,7 +251,7 @@ class _Assembly:
             return self._assemble(agreed, mpi, None, comm)
         return self._assemble(agreed, mpi, comm)
 
-    def join(self, comm: MPI.Comm, timeout: float, standby: StandbyThread | None) -> Parts:
+    def join(self, comm: MPI.Comm, timeout: float, standby: StandbyThread | None) -> Components:
         """Have the ranks of a communicator meet on it, and make another one."""
 
         def run(post: Callable[[], MPI.Request], name: str, seconds: float) -> None:
@@ -295,25 +291,19 @@ class _Assembly:
         rings = -1
         try:
             if ranks and isinstance(self._own, Preparation):
-                self._earlier = propose(ranks, self._needs(self._own.awareness.messages, self._own.on_host))
-                if self._earlier.key and self._own.on_host and self._size > 1:
+                self._earlier = propose(ranks)
+                if self._earlier.key and self._size > 1:
                     neighbours = len(self._earlier.of(ranks).neighbours)
                     self._group, rings = open_group(self._rank, self._size, neighbours)
         except BaseException as error:
             self._own = error
         return pack_preparation(self._own, self._earlier, rings, keeps=keeps)
 
-    @staticmethod
-    def _needs(messages: bool, on_host: bool) -> tuple[bool, bool]:
-        """Return which arenas a communicator needs, for messages and for the engine's messages.
-
-        Where MPI takes device pointers, it takes them between the ranks of a host, too.
-        """
-        return not messages, on_host
-
     def _agree(self, records: Any) -> Agreement:
         """Check the records of all ranks; give the rings back where no rank goes on."""
         try:
+            if isinstance(self._own, PolicyError) and (there := lacking(records)):
+                raise PolicyError(f"rank {self._rank}: {self._own}{there}") from self._own
             if isinstance(self._own, BaseException):
                 raise self._own
             return agree(records, self._own, self._what)
@@ -328,7 +318,9 @@ class _Assembly:
             self._group.give_rings()
             self._group = None
 
-    def _run(self, work: Callable[[], Parts], timeout: float, standby: StandbyThread | None) -> Parts:
+    def _run(
+        self, work: Callable[[], Components], timeout: float, standby: StandbyThread | None
+    ) -> Components:
         limit = max(timeout, LEAST_SECONDS)
         try:
             parts = bounded(work, lambda: f"{self._what}: {self._step}", limit, self._poll, standby)
@@ -346,7 +338,7 @@ class _Assembly:
 
     def _assemble(
         self, agreed: Agreement, mpi: MPI.Intracomm, p2p: MPI.Intracomm | None, of: MPI.Comm | None = None
-    ) -> Parts:
+    ) -> Components:
         """Make the parts of a communicator.
 
         Args:
@@ -367,47 +359,45 @@ class _Assembly:
             p2p = duplicate(comm)
             self._together = True
         comparison = duplicate(mpi) if own.detail else None
-        needs = self._needs(agreed.awareness.messages, agreed.on_host)
-        known = agreed.acquainted and all(
-            had or not needed for had, needed in zip(self._earlier.mapped, needs, strict=True)
-        )
-        rings = agreed.rings
+        known, rings = agreed.acquainted, agreed.rings
         known_around = self._earlier.of(self._ranks) if known else None
-        around = known_around or self._look_around(comm, mpi, agreed.key, needs)
-        if not (known and agreed.on_host):
+        around = known_around or self._look_around(comm, mpi, agreed.key)
+        if not known:
             self._give_rings()
-        if size > 1 and agreed.on_host:
+        if size > 1:
             if not known:
                 self._step = "telling where the rings are"
                 self._group, own_rings = open_group(self._rank, size, len(around.neighbours))
                 rings = gathered(mpi, own_rings)
-            join(self._group, mpi, around.neighbours, rings)
-        shm_peers = peers_of(around.peers) if needs[0] else None
+            join(self._group, mpi, around.topology.away(self._rank), around.neighbours, rings)
         settings = self._earlier.settings if known and agreed.informed else None
         if settings is None:
             self._step = "telling rank 0's settings"
             settings = same_text(mpi, own.settings)
             told(self._earlier, settings)
         chosen = chooser(around.topology, settings)
-        return Parts(
-            own, agreed, mpi, p2p, comparison, around.topology, shm_peers, self._group, chosen, self._notices
+        return Components(
+            own, agreed, mpi, p2p, comparison, around.topology, self._group, chosen, self._notices
         )
 
-    def _look_around(
-        self, comm: MPI.Comm, mpi: MPI.Intracomm, key: int, needs: tuple[bool, bool]
-    ) -> Surroundings:
+    def _look_around(self, comm: MPI.Comm, mpi: MPI.Intracomm, key: int) -> Surroundings:
         """Find out which ranks share a host and memory, and remember it for the next communicators. Collective."""
         self._step = "finding out who is on which host"
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         topology = discover(mpi, node)
+        ranks = self._ranks or world_ranks(comm)
+        said = hosts_of(MPI.COMM_WORLD.Get_size(), ranks, topology.hosts)
+        if said != topology:
+            whole, topology = node, said
+            node = whole.Split(said.hosts[self._rank], self._rank)
+            whole.Free()
         self._step = "sharing memory"
-        peers = connect_peers(mpi, node) if needs[0] else {}
-        neighbours = connect_engine(mpi, node) if needs[1] and self._size > 1 else {}
+        neighbours = connect_engine(mpi, node) if self._size > 1 else {}
         node.Free()
-        around = Surroundings(topology, peers or {}, neighbours or {})
+        around = Surroundings(topology, neighbours or {})
         # Where a rank cannot see another's arena, those of another communicator may all see each other's.
-        seen = not shares_memory() or (peers is not None and neighbours is not None)
-        self._earlier = remember(key, self._ranks, around, needs) if self._ranks and seen else NONE
+        seen = not shares_memory() or neighbours is not None
+        self._earlier = remember(key, self._ranks, around) if self._ranks and seen else NONE
         return around
 
     def _poll(self) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
-from hybridcomp.collectives.algorithms.selection import OPERATIONS, Chooser
+from hybridcomp.collectives.algorithms.selection import OPERATIONS, Chooser, refusal
 from hybridcomp.policy import Choice
 from hybridcomp.schedules import registry
-from hybridcomp.schedules.layout import layout
+from hybridcomp.schedules.layout import REDUCTIONS, layout
 from hybridcomp.schedules.placement import placed
 from hybridcomp.schedules.prepared import Prepared, prepare
 from hybridcomp.schedules.schedule import Buffer, Operation, Schedule
@@ -18,6 +20,7 @@ from hybridcomp.schedules.topology import Topology
 
 _MOST = 1024  # schedules that are kept
 _UNCUT = 1 << 62  # bytes of a chunk, more than any buffer has
+_HIERARCHICAL = "hierarchical"
 
 Extents = tuple[tuple[int, int], ...]
 
@@ -38,8 +41,8 @@ class OperationKey(NamedTuple):
         fold: name in :data:`~hybridcomp.collectives.execution.mpi_ops.FOLDS` of an all-reduce of elements as they are,
             for all that codecs do not sum; ``""`` for all else.
         algorithm: algorithm that the policy names, used wherever it can be; None to choose.
-        sends, receives: extents of the parts of the rank's buffers, if the parts may be of any size: the chunks of such
-            operations are not chosen, since ranks may not know each other's sizes.
+        sends, receives: extents of the parts of the rank's buffers, if the parts may be of any size.
+        least: bytes below which a part travels as it is: see :class:`~hybridcomp.schedules.schedule.Operation`.
     """
 
     kind: str
@@ -54,6 +57,7 @@ class OperationKey(NamedTuple):
     algorithm: str | None = None
     sends: Extents | None = None
     receives: Extents | None = None
+    least: int = 0
 
     @classmethod
     def of(
@@ -69,6 +73,16 @@ class OperationKey(NamedTuple):
         named = choice.algorithm
         return cls(kind, choice.codec, choice.encodes, dtype, counts, reduction, algorithm=named, **more)
 
+    @property
+    def shares(self) -> bool:
+        """Tell whether the messages share a bound on the error of the result."""
+        return bool(self.codec.bounds) and self.compresses and self.kind in REDUCTIONS
+
+
+@functools.lru_cache(256)
+def _sharing(codec: Codec, encodings: Fraction) -> Codec:
+    return codec.sharing(encodings)
+
 
 class Schedules:
     """Schedules of one rank of a communicator.
@@ -76,7 +90,8 @@ class Schedules:
     Args:
         topology: topology of the communicator.
         rank: number of this rank in it.
-        chooser: chooser of algorithms; None for the first algorithm always, without chunks.
+        chooser: chooser of algorithms; None for two levels where hosts have several ranks and the operation can have
+            them, else the first algorithm, without chunks.
     """
 
     def __init__(self, topology: Topology, rank: int, chooser: Chooser | None) -> None:
@@ -85,8 +100,8 @@ class Schedules:
         self._chooser = chooser
         self._prepared: dict[tuple[Any, ...], Prepared] = {}
 
-    def find(self, key: OperationKey, algorithm: str | None = None) -> Prepared:
-        """Return the schedule of an operation that the engine does not run.
+    def find(self, key: OperationKey, algorithm: str | None = None) -> tuple[Prepared, Codec]:
+        """Return the schedule of an operation that the engine does not run, and the codec of its messages.
 
         Args:
             key: key of the operation, whose messages are encoded.
@@ -95,31 +110,32 @@ class Schedules:
         Raises:
             ValueError: the algorithm cannot be used here.
         """
-        entry = (key, *self.choose(key, algorithm, engine=False))
+        entry = (key, *self.choose(key, algorithm))
         found = self._prepared.get(entry)
         if found is None:
             if len(self._prepared) >= _MOST:
                 self._prepared.clear()
             schedule, _ = self.build(*entry)
             found = self._prepared[entry] = prepare(schedule)
-        return found
+        return found, self.codec(key, entry[1])
 
-    def choose(self, key: OperationKey, algorithm: str | None = None, *, engine: bool) -> tuple[str, int]:
+    def choose(self, key: OperationKey, algorithm: str | None = None) -> tuple[str, int]:
         """Choose the algorithm of an operation, and the uncompressed bytes of its chunks.
 
-        The sizes decide where they are the same on all ranks; elsewhere the first algorithm is taken.
+        The first algorithm is taken of operations that have one alone, and of those on parts of any size, unless they
+        are to spare the network.
 
         Args:
             key: key of the operation.
             algorithm: algorithm that the caller asks for if the operation is compressed; None to choose.
-            engine: whether the compiled engine is to run it.
 
         Raises:
             ValueError: the algorithm cannot be used here.
         """
         if self._chooser is None:
-            return "direct", _UNCUT
-        if key.kind not in OPERATIONS or key.sends is not None or key.receives is not None:
+            return self._levelled(key), _UNCUT
+        unlike = key.sends is not None or key.receives is not None
+        if key.kind not in OPERATIONS or (unlike and not self.spares_network(key)):
             return "direct", CHUNK_BYTES
         chosen = self._chooser.choose(
             key.kind,
@@ -129,9 +145,32 @@ class Schedules:
             key.feedback,
             algorithm if key.compresses else None,
             key.algorithm,
-            engine=engine,
         )
         return chosen.algorithm.name, chosen.chunk_bytes
+
+    def _levelled(self, key: OperationKey) -> str:
+        """Return two levels, so that bytes leave a host once, or one, where the operation or the hosts want that."""
+        levelled = registry.ALGORITHMS[key.kind].get(_HIERARCHICAL)
+        if levelled is None or key.fold or refusal(levelled, self._topology, key.codec, key.feedback):
+            return "direct"
+        return _HIERARCHICAL
+
+    def spares_network(self, key: OperationKey) -> bool:
+        """Tell whether an operation is to go in two levels, if the engine runs it.
+
+        Args:
+            key: key of the operation, whose counts are the same on all ranks.
+        """
+        return self._chooser is not None and self._chooser.spares_network(
+            key.kind, sum(key.counts) * key.dtype.itemsize, key.dtype, key.codec
+        )
+
+    def codec(self, key: OperationKey, algorithm: str) -> Codec:
+        """Return the codec of an operation's messages by an algorithm: the key's, or one with a share of its bound."""
+        if not key.shares:
+            return key.codec
+        promise = registry.find(key.kind, algorithm).promise
+        return _sharing(key.codec, promise.encodings(self._topology, mean=key.reduction == "avg"))
 
     def build(self, key: OperationKey, algorithm: str, chunk: int) -> tuple[Schedule, list[int]]:
         """Build the schedule of an operation; return it with the element counts of its send and receive buffers."""
@@ -145,6 +184,7 @@ class Schedules:
             mean=key.reduction == "avg",
             root=key.root,
             chunk_bytes=chunk,
+            least=key.least,
         )
         schedule = registry.find(key.kind, algorithm).build(operation, self._topology, self._rank)
         room = layout(operation, len(self._topology.hosts), self._rank)

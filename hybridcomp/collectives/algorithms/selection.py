@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hybridcomp import variables
@@ -12,11 +13,21 @@ from hybridcomp.codecs import Codec, parse_form
 from hybridcomp.codecs.sparse.base import SparseCodec
 from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel import Profile, Setting, choose, chunk_bytes, load_profile
-from hybridcomp.schedules.registry import ALGORITHMS, Algorithm
+from hybridcomp.perfmodel.model import TWO_LEVELS, spares_network
+from hybridcomp.schedules.registry import (
+    ALGORITHMS,
+    SELECTABLE,
+    Algorithm,
+    added,
+    is_own,
+    lookup,
+    missing,
+    package_of,
+)
 from hybridcomp.schedules.topology import Topology
 
-#: Operations with more than one algorithm.
-OPERATIONS = tuple(op for op, named in ALGORITHMS.items() if len(named) > 1)
+OPERATIONS = SELECTABLE
+_BETWEEN = "\x1f"  # which no printable text has
 
 
 class AlgorithmChoice(NamedTuple):
@@ -47,16 +58,24 @@ class Chooser:
         profile: costs of links and codecs.
         forced: name of the algorithm to use wherever it can be, by operation.
         chunk: uncompressed bytes of every chunk; None to choose.
+        others: algorithms of other packages that may be chosen unasked, by operation: those that all ranks have.
     """
 
     def __init__(
-        self, topology: Topology, profile: Profile, forced: Mapping[str, str], chunk: int | None = None
+        self,
+        topology: Topology,
+        profile: Profile,
+        forced: Mapping[str, str],
+        chunk: int | None = None,
+        others: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> None:
         self._topology = topology
         self._profile = profile
         self._forced = forced
         self._chunk = chunk
+        self._others = others
         self._choices: dict[tuple[Any, ...], AlgorithmChoice] = {}
+        self._tiered = topology.tiered
 
     @property
     def profile(self) -> Profile:
@@ -78,10 +97,10 @@ class Chooser:
         feedback: str | None,
         requested: str | None = None,
         preferred: str | None = None,
-        *,
-        engine: bool = False,
     ) -> AlgorithmChoice:
-        """Choose the algorithm and the chunk size of an operation.
+        """Choose the algorithm and the chunk size of an operation, as the compiled engine runs it fastest.
+
+        Arrays on a device have the same, and so the same bits.
 
         Args:
             op: one of :data:`OPERATIONS`.
@@ -91,14 +110,13 @@ class Chooser:
             feedback: form of the error feedback; None if the operation has none.
             requested: algorithm that the caller asks for; None to choose.
             preferred: algorithm that the policy names, used wherever it can be; None to choose.
-            engine: whether the compiled engine is to run the operation, which needs less of a core.
 
         Raises:
             ValueError: there is no algorithm of that name, or it cannot be used here.
         """
         # Sizes within an eighth of each other count as one: the model takes a millisecond or more to answer.
         coarse = max(0, nbytes.bit_length() - 4)
-        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, requested, preferred, engine)
+        key = (op, nbytes >> coarse << coarse, dtype, codec, feedback, requested, preferred)
         chosen = self._choices.get(key)
         if chosen is None:
             if len(self._choices) > 4096:
@@ -115,8 +133,10 @@ class Chooser:
         feedback: str | None,
         requested: str | None,
         preferred: str | None,
-        engine: bool,
     ) -> AlgorithmChoice:
+        wanted = (requested, preferred, self._forced.get(op))
+        for name in filter(None, wanted):
+            lookup(op, name)  # a package may offer it
         able: dict[str, Algorithm] = {}
         refused: dict[str, str] = {}
         for algorithm in ALGORITHMS[op].values():
@@ -126,20 +146,32 @@ class Chooser:
             else:
                 refused[algorithm.name] = why
         if requested is not None and requested not in able:
-            why = refused.get(requested, "there is none of that name")
+            why = refused.get(requested) or f"{missing(requested)}there is none of that name"
             raise ValueError(
                 f"{op} cannot use algorithm {requested!r} here: {why}; allowed: {', '.join(able)}"
             )
-        topology = self._topology
-        setting = Setting(
-            op, nbytes, dtype.itemsize, codec, len(topology.hosts), topology.count, topology.largest, engine
-        )
-        wanted = (requested, preferred, self._forced.get(op))
+        setting = self._setting(op, nbytes, dtype, codec)
         name = next((name for name in wanted if name in able), "")
         if not name:
-            good = [a.name for a in able.values() if codec.lossless or not a.reencodes]
+            known = [a for a in able.values() if is_own(a) or a.name in self._others.get(op, ())]
+            good = [a.name for a in known if codec.lossless or not a.reencodes]
             name = choose(self._profile, setting, good)
         return AlgorithmChoice(able[name], self._chunk or chunk_bytes(self._profile, setting, name))
+
+    def spares_network(self, op: str, nbytes: int, dtype: DType, codec: Codec) -> bool:
+        """Tell whether two levels are the best way for an operation that the compiled engine would run.
+
+        Args:
+            op, nbytes, dtype, codec: as for :meth:`choose`.
+        """
+        if not self._tiered or not spares_network(self._profile, self._setting(op, nbytes, dtype, codec)):
+            return False
+        return self.choose(op, nbytes, dtype, codec, None).algorithm.name in TWO_LEVELS
+
+    def _setting(self, op: str, nbytes: int, dtype: DType, codec: Codec) -> Setting:
+        topology = self._topology
+        ranks, largest = len(topology.hosts), topology.largest
+        return Setting(op, nbytes, dtype.itemsize, codec, ranks, topology.count, largest, compiled=True)
 
 
 def own_settings() -> str:
@@ -149,9 +181,15 @@ def own_settings() -> str:
         _check_algorithms(forced)
         words = ",".join(f"{op}={name}" for op, name in forced.items())
         chunk = variables.CHUNK_BYTES.read()
-        return "\n".join([words, str(chunk or ""), load_profile().to_toml()])
+        others = [
+            f"{op}={one.name}={package_of(one)}"
+            for op in OPERATIONS
+            for one in added(op)
+            if one.formula is not None
+        ]
+        return "\n".join([words, str(chunk or ""), _BETWEEN.join(others), load_profile().to_toml()])
     except ConfigError as error:
-        return f"\n\n\n{error}"
+        return f"\n\n\n\n{error}"
 
 
 def chooser(topology: Topology, settings: str) -> Chooser:
@@ -162,18 +200,35 @@ def chooser(topology: Topology, settings: str) -> Chooser:
         settings: text that :func:`own_settings` returned on rank 0.
 
     Raises:
-        ConfigError: one of the settings is wrong.
+        ConfigError: one of the settings is wrong, or this rank lacks an algorithm that rank 0 has, or has it of another
+            package; names both.
     """
-    return Chooser(topology, *_parsed(settings))
+    profile, forced, chunk, told = _parsed(settings)
+    others: dict[str, list[str]] = {}
+    for op, name, package in told:
+        found = lookup(op, name) if op in OPERATIONS else None
+        mine = "no such algorithm" if found is None else f"that of {package_of(found)}"
+        if found is None or package_of(found) != package:
+            raise ConfigError(
+                f"rank 0 chooses among algorithms the {name!r} of {package} for {op}, this rank has {mine}"
+            )
+        others.setdefault(op, []).append(name)
+    for op, name in forced.items():
+        if lookup(op, name) is None:
+            raise ConfigError(
+                f"rank 0 is told to do {op} by {name!r}, {missing(name)}this rank has none of that name"
+            )
+    return Chooser(topology, profile, forced, chunk, others)
 
 
 @functools.lru_cache(maxsize=4)
-def _parsed(settings: str) -> tuple[Profile, dict[str, str], int | None]:
-    forced, chunk, profile = settings.split("\n", 2)
+def _parsed(settings: str) -> tuple[Profile, dict[str, str], int | None, list[tuple[str, str, str]]]:
+    forced, chunk, others, profile = settings.split("\n", 3)
     if profile.startswith("\n"):
         raise ConfigError(profile.strip())
     known = Profile.from_bytes(profile.encode(), "rank 0's")
-    return known, variables.ALGORITHM.parse(forced), variables.CHUNK_BYTES.parse(chunk)
+    told = [tuple(one.split("=", 2)) for one in others.split(_BETWEEN) if one]
+    return known, variables.ALGORITHM.parse(forced), variables.CHUNK_BYTES.parse(chunk), told  # type: ignore[return-value]
 
 
 def _check_algorithms(forced: Mapping[str, str]) -> None:
@@ -183,6 +238,6 @@ def _check_algorithms(forced: Mapping[str, str]) -> None:
         ConfigError: it names no such operation or algorithm.
     """
     for op, name in forced.items():
-        if op not in OPERATIONS or name not in ALGORITHMS[op]:
+        if op not in OPERATIONS or lookup(op, name) is None:
             allowed = "; ".join(f"{one}={'|'.join(ALGORITHMS[one])}" for one in OPERATIONS)
             raise variables.ALGORITHM.wrong(f"{op}={name}", f"separated by commas, {allowed}")

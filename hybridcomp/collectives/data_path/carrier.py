@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from hybridcomp import native
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.arrays import ByteArray, DType, Flat, narrow, widen
 from hybridcomp.codecs import ErrorFeedback, Memory
 from hybridcomp.codecs.feedback.error_feedback import Key
 from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.collectives.data_path.coding import NONE, Array, Coder
-from hybridcomp.collectives.execution.widths import narrow, widen
 from hybridcomp.collectives.transport.mailbox import Incoming, Sealed
 
 STREAM_BYTES = 1 << 23  # larger results are written past the caches

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,24 +26,41 @@ class Coalesced:
 
     def __init__(self, arrays: Sequence[Array], ranks: int) -> None:
         """Take arrays: 1-D, of one dtype, at least one."""
-        spans = [_shards(array.size, ranks) for array in arrays]
-        sizes = [sum(each[rank].stop - each[rank].start for each in spans) for rank in range(ranks)]
-        length = aligned(max(sizes))
-        self._parts: list[Array] = []
-        for rank, n in enumerate(sizes):
-            self._parts += [array[each[rank]] for array, each in zip(arrays, spans, strict=True)]
-            self._parts.append(np.zeros(length - n, arrays[0].dtype))
-        self.values: Array = np.empty(ranks * length, arrays[0].dtype)
+        size, places = _layout(tuple(map(attrgetter("size"), arrays)), ranks)
+        self.values: Array = np.empty(size, arrays[0].dtype)
+        self._pairs: list[tuple[Array, Array | int]] = []  # places in the values, and what belongs there
+        for place, at, shard in places:
+            self._pairs.append((self.values[place], 0 if at < 0 else arrays[at][shard]))
 
     def gather(self) -> None:
         """Copy the arrays' values into :attr:`values`."""
-        np.concatenate(self._parts, out=self.values)
+        for place, part in self._pairs:
+            place[...] = part
 
     def write_back(self) -> None:
         """Write the values back to the arrays."""
-        ends = accumulate((part.size for part in self._parts), initial=0)
-        for part, (start, end) in zip(self._parts, pairwise(ends), strict=True):
-            part[...] = self.values[start:end]
+        for place, part in self._pairs:
+            if part.__class__ is not int:
+                part[...] = place  # type: ignore[index]
+
+
+@functools.lru_cache(256)
+def _layout(sizes: tuple[int, ...], ranks: int) -> tuple[int, list[tuple[slice, int, slice]]]:
+    """Return the number of values, and for each place in them the index of its array, -1 for zeros, and the shard."""
+    spans = [_shards(size, ranks) for size in sizes]
+    filled = [sum(each[rank].stop - each[rank].start for each in spans) for rank in range(ranks)]
+    length = aligned(max(filled))
+    places = []
+    for rank in range(ranks):
+        at = rank * length
+        for index, each in enumerate(spans):
+            n = each[rank].stop - each[rank].start
+            if n:
+                places.append((slice(at, at + n), index, each[rank]))
+            at += n
+        if at < (rank + 1) * length:
+            places.append((slice(at, (rank + 1) * length), -1, slice(0)))
+    return ranks * length, places
 
 
 def _shards(n: int, ranks: int) -> list[slice]:

@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hybridcomp import wire
-from hybridcomp.arrays import ByteArray, DType, Flat, byte_view
+from hybridcomp.arrays import ByteArray, DType, Flat, byte_view, narrow
 from hybridcomp.codecs import Codec, ErrorFeedback, Memory, get_codec
 from hybridcomp.codecs.feedback.error_feedback import Key
 from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.codecs.table import codec_for
-from hybridcomp.collectives.execution.widths import narrow
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox, Sealed
 from hybridcomp.collectives.transport.transport import Transport
@@ -160,10 +159,11 @@ class Coder:
         source: DType,
         codec: Codec | None = None,
     ) -> list[ByteArray]:
-        """Check messages by ``codec``; messages in shared memory have been on no wire that could damage them."""
+        """Check messages by ``codec``; None for the carrier's own."""
         raws = [self._mailbox.read(message) for message in messages]
-        crc = any(message.shared is None for message in messages)
         codec = codec or self.codec
+        near = self.transport.near
+        crc = not near or not near.issuperset([message.peer for message in messages])
         fault = wire.first_fault(raws, codec.wire_id, codec.params_hash, source, counts, crc=crc)
         if fault is not None:
             self.alike(codec=codec).open(raws[fault], counts[fault], messages[fault].peer, source)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import numpy as np
 from mpi4py import MPI
 
 from hybridcomp import wire
@@ -24,7 +23,6 @@ from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.data_path.links import Link, as_rows
 from hybridcomp.collectives.execution.post_queue import PostTicket
 from hybridcomp.collectives.execution.steps import Pending, Steps
-from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.collectives.transport.mailbox import Incoming
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.errors import MismatchError
@@ -46,6 +44,8 @@ def send_message(
     with t.keeping((mailbox, message)):
         request = yield from ticket.post(lambda: t.isend(message.wire(), dest, tag, mode), message.events)
         carrier.call.wire_bytes += message.wire().nbytes
+        if t.away[dest]:
+            carrier.call.between_bytes += message.wire().nbytes
         yield Pending([request], [dest], sends=True)
         carrier.release(message)
         yield from mailbox.finish()
@@ -88,7 +88,7 @@ def take_message(carrier: Carrier, message: Incoming, nbytes: int, out: Flat, st
     Raises:
         WireError, MismatchError: as in :func:`receive_message`.
     """
-    if encoded(nbytes):
+    if out.dtype.is_float and encoded(nbytes):
         taken = carrier.take(message, nbytes, out.data)
         status.Set_elements(MPI.BYTE, taken * out.dtype.itemsize)
     elif nbytes > out.nbytes:
@@ -116,65 +116,14 @@ def encoded(nbytes: int) -> bool:
     return nbytes % 2 == 1
 
 
-class Arrival:
-    """Event that a message of unknown length has arrived."""
-
-    def __init__(self, comm: MPI.Comm, source: int, tag: int, status: MPI.Status) -> None:
-        self._ask = (comm, source, tag, status)
-        self.message: MPI.Message | None = None
-
-    def done(self) -> bool:
-        """Tell whether MPI has the beginning of the message."""
-        comm, source, tag, status = self._ask
-        if self.message is None:
-            with inside_mpi():
-                self.message = comm.Improbe(source, tag, status)
-        return self.message is not None
-
-
-def receive_array(
-    carrier: Carrier, keep: Keep, most_bytes: int, source: int, tag: int, status: MPI.Status
-) -> Steps:
-    """Receive one framed message of any dtype and length.
-
-    The receive takes no ticket: it cannot be posted before its message is here, and receives posted meanwhile come
-    first.
-
-    Args:
-        carrier: transport and statistics; the message names its codec and dtype.
-        keep: function called with the dtype and the number of elements once they are known; returns the array to
-            decode to.
-        most_bytes: limit on the bytes of the message and of its elements; a larger message is refused.
-        source, tag: as in MPI, ANY_SOURCE and ANY_TAG included.
-        status: status to fill as :func:`receive_message` does.
-
-    Raises:
-        WireError: the message is damaged, or not framed.
-        MismatchError: the message is larger than ``most_bytes``.
-    """
-    t = _transport(carrier)
-    arrival = Arrival(t.comm, source, tag, status)
-    yield Pending([], [], events=[arrival], source="a message")
-    assert arrival.message is not None
-    nbytes, peer = status.Get_count(MPI.BYTE), status.Get_source()
-    # MPI has the message, which needs room even to be refused: Open MPI 5 writes past the end of a buffer that is too
-    # small.
-    buffer = np.empty(nbytes, np.uint8)
-    with t.keeping(buffer):
-        yield Pending([arrival.message.Irecv([buffer, MPI.BYTE])], [peer])
-    who = f"recv_array on axis {carrier.call.axis!r}: rank {peer} sent"
-    with carrier.call.decoding():
-        size = decode_array(buffer, keep, most_bytes, who)
-    carrier.call.raw_bytes = size
-    status.Set_elements(MPI.BYTE, size)
-
-
 def decode_array(buffer: ByteArray, keep: Keep, most_bytes: int, who: str) -> int:
     """Decode a message of unknown dtype and length; return the bytes of its elements.
 
     Args:
         buffer: bytes of the message, 1-D uint8.
-        keep, most_bytes: as in :func:`receive_array`.
+        keep: function called with the dtype and the number of elements once they are known; returns the array to
+            decode to.
+        most_bytes: limit on the bytes of the message and of its elements.
         who: beginning of a sentence that names operation and peer, for errors.
 
     Raises:

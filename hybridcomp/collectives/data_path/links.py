@@ -8,16 +8,18 @@ which takes every message by itself and knows of no memory. For the gradients th
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hybridcomp import wire
-from hybridcomp.arrays import ByteArray, Flat
+from hybridcomp.arrays import ByteArray, Flat, narrow
 from hybridcomp.codecs import Codec, ErrorFeedback, Memory
 from hybridcomp.codecs.feedback.error_feedback import Key
 from hybridcomp.codecs.linear.powersgd import PowerSGDCodec, factor_of
-from hybridcomp.collectives.data_path.coding import Array
-from hybridcomp.collectives.execution.widths import narrow
+
+Array = npt.NDArray[Any]
 
 
 class Link:

@@ -1,4 +1,4 @@
-"""Run a schedule in Python, step by step, over a carrier: in a device's memory, or where the engine is not in use.
+"""Run a schedule in Python, step by step, over a carrier: in a device's memory, or over a backend of torch's.
 
 Steps are done in the order of the schedule, and a message is waited for where a step reads it:
 :mod:`hybridcomp.schedules.in_order` proves that no rank waits for ever, and that few tags suffice for all channels.
@@ -19,8 +19,8 @@ from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.schedules import cuts
-from hybridcomp.schedules.in_order import TAGS, tag_of
-from hybridcomp.schedules.prepared import Group, Prepared
+from hybridcomp.schedules.in_order import TAGS
+from hybridcomp.schedules.prepared import Prepared, PreparedStep
 from hybridcomp.schedules.schedule import Buffer, Kind, Schedule, Span, Step
 
 
@@ -70,7 +70,7 @@ def run_schedule(
     run = _Run(carrier, prepared.schedule, send, recv, tags, memory, fold)
     with carrier.transport.keeping(run):
         for group in prepared.groups:
-            if run.does(group.step):
+            if group.step.region < 0 or run.does(group.step):
                 yield from run.do(group)
         yield from run.mailbox.finish()
 
@@ -104,14 +104,22 @@ class _Run:
         self._widened = carrier.alike(dtype=self._wide) if schedule.scratch else carrier
         # For messages of sizes, which only a schedule with regions has.
         self._ledger = carrier.alike(codec=NONE, dtype=DType.UINT32) if schedule.regions else carrier
+        # Of each slot the data path of its codec, and its dtype: steps ask often.
+        self._by = [
+            self._ledger if slot.sizes else self._plain if slot.plain else carrier for slot in schedule.slots
+        ]
+        self._kind = [
+            DType.UINT32 if slot.sizes else self._wide if slot.wide else self._narrow
+            for slot in schedule.slots
+        ]
         self._owners: dict[int, int] = {}
         self._held: dict[int, _Held] = {}
 
     def does(self, step: Step) -> bool:
-        """Tell whether a step is carried out: a step of a region only where the region went to the step's owner."""
-        return step.region < 0 or self._owners[step.region] == step.owner
+        """Tell whether a step of a region is carried out: only where the region went to the step's owner."""
+        return self._owners[step.region] == step.owner
 
-    def do(self, group: Group) -> Steps:
+    def do(self, group: PreparedStep) -> Steps:
         """Do a step, or send a message to several ranks."""
         step = group.step
         match step.kind:
@@ -120,14 +128,14 @@ class _Run:
             case Kind.SEND:
                 self._send(group)
             case Kind.RECV:
-                carrier, n = self._by(step.slot), step.count
-                room = carrier.inbox_bytes(n, self._kind(step.slot))
-                message: Any = self.mailbox.receive(room, step.peer, self._tag(step))
+                carrier, n = self._by[step.slot], step.count
+                room = carrier.inbox_bytes(n, self._kind[step.slot])
+                message: Any = self.mailbox.receive(room, step.peer, self._tags[group.tag])
                 self._held[step.slot] = _Held(message, received=True)
             case Kind.CHECK:
                 yield from self._arrival([step.slot])
                 held = self._held[step.slot]
-                held.passing = self._by(step.slot).checked(held.message, step.count, self._kind(step.slot))
+                held.passing = self._by[step.slot].checked(held.message, step.count, self._kind[step.slot])
             case Kind.DECODE:
                 yield from self._arrival([step.slot])
                 self._decode(step)
@@ -164,39 +172,39 @@ class _Run:
 
     # -- messages ------------------------------------------------------------------------------------
 
-    def _made(self, group: Group, message: Any) -> None:
+    def _made(self, group: PreparedStep, message: Any) -> None:
         """Put a message that was encoded here into its slot."""
         slot, own = group.step.slot, None
         if group.summed:
-            own = self._by(slot).own_message(message, group.step.count, self._kind(slot))
+            own = self._by[slot].own_message(message, group.step.count, self._kind[slot])
         self._held[slot] = _Held(message, own=own, here=True)
 
-    def _send(self, group: Group) -> None:
+    def _send(self, group: PreparedStep) -> None:
         step, peers = group.step, list(group.peers)
         held = self._held[step.slot]
         if held.passing is not None:
-            self.mailbox.forward(held.passing, peers, self._tag(step))
+            self.mailbox.forward(held.passing, peers, self._tags[group.tag])
         else:
-            self.mailbox.send(held.message, peers, self._tag(step), keep=group.kept)
+            self.mailbox.send(held.message, peers, self._tags[group.tag], keep=group.kept)
             held.sent = True
 
     def _encode(self, step: Step) -> Any:
         assert step.span is not None
         data = self._at(step.span)
         if step.memory >= 0:
-            return self._of(step.span).encode_with_feedback(data, self._memory, _part(step))
-        return self._by(step.slot).encode(data, self._kind(step.slot))
+            return self._of(step.span).encode_with_feedback(data, self._memory, step.part)
+        return self._by[step.slot].encode(data, self._kind[step.slot])
 
     def _decode(self, step: Step) -> None:
         assert step.out is not None
         held, out = self._held[step.slot], self._at(step.out)
-        carrier, kind = self._by(step.slot), self._kind(step.slot)
+        carrier, kind = self._by[step.slot], self._kind[step.slot]
         if step.memory < 0:
             decode = carrier.decode if held.received else carrier.decode_own
             decode(held.message, out, kind)
         else:
             follow = carrier.decode_result if held.received else carrier.decode_own_result
-            follow(held.message, out, self._memory, _part(step))
+            follow(held.message, out, self._memory, step.part)
 
     def _cut(self, step: Step) -> None:
         """Find the owner of each region, from all ranks' sizes."""
@@ -232,7 +240,7 @@ class _Run:
         held = [self._held[slot] for slot in step.slots]
         (own,) = (one for one in held if not one.received)
         messages = [one.message for one in held if one.received]
-        total = self._carrier.total(messages, own.own, out, self._kind(step.slots[0]))
+        total = self._carrier.total(messages, own.own, out, self._kind[step.slots[0]])
         if not own.sent:
             self._carrier.release(own.message)
         return total
@@ -253,7 +261,7 @@ class _Run:
     def _sum_encode(self, step: Step) -> Any:
         span = step.span
         out = None if step.out is None else self._at(step.out)
-        carrier, kind, ranks = self._by(step.slot), self._kind(step.slot), self._ranks(step)
+        carrier, kind, ranks = self._by[step.slot], self._kind[step.slot], self._ranks(step)
         if span is None:
             acc = self._total(step, self._carrier.room(step.count, self._narrow) if out is None else out)
         elif self._in_one(step, span):
@@ -262,9 +270,9 @@ class _Run:
         else:
             acc = self._accumulated(step, span)
         if step.memory >= 0:
-            message = carrier.encode_sum_with_feedback(acc, self._memory, _part(step), ranks)
+            message = carrier.encode_sum_with_feedback(acc, self._memory, step.part, ranks)
             if out is not None:
-                carrier.decode_own_result(message, out, self._memory, _part(step))
+                carrier.decode_own_result(message, out, self._memory, step.part)
         else:
             message = carrier.encode_sum(acc, kind, ranks)
             if out is not None:
@@ -273,7 +281,7 @@ class _Run:
 
     def _in_one(self, step: Step, span: Span) -> bool:
         """Tell whether a codec sums messages and the own part in one pass: data as they are, messages of one dtype."""
-        alike = len({self._kind(slot) for slot in self._split(step)[1]}) < 2
+        alike = len({self._kind[slot] for slot in self._split(step)[1]}) < 2
         return alike and step.memory < 0 and span.buffer is not Buffer.SCRATCH and self._fold is None
 
     def _accumulated(self, step: Step, span: Span) -> Any:
@@ -281,7 +289,7 @@ class _Run:
         data = self._at(span)
         if self._fold is not None:
             return self._folded(step, data, self._fold)
-        acc = self._of(span).own(data, self._memory if step.memory >= 0 else None, _part(step))
+        acc = self._of(span).own(data, self._memory if step.memory >= 0 else None, step.part)
         self._add(step, acc)
         return acc
 
@@ -290,7 +298,7 @@ class _Run:
         if plain:
             self._plain.add(self._messages(plain), acc, self._narrow)
         # Messages from leaves of a tree do not have the accumulator's dtype, messages from branches do.
-        for kind, slots in groupby(others, self._kind):
+        for kind, slots in groupby(others, self._kind.__getitem__):
             self._carrier.add(self._messages(slots), acc, kind)
 
     def _folded(self, step: Step, data: Any, fold: np.ufunc) -> Any:
@@ -303,7 +311,7 @@ class _Run:
     def _addends(self, step: Step) -> tuple[list[Any], list[Any], DType]:
         """Return a sum's plain messages, which are added first, the others, and the dtype of the first other one."""
         plain, others = self._split(step)
-        source = self._kind(others[0]) if others else self._narrow
+        source = self._kind[others[0]] if others else self._narrow
         return self._messages(plain), self._messages(others), source
 
     def _split(self, step: Step) -> tuple[list[int], list[int]]:
@@ -323,22 +331,5 @@ class _Run:
         """Return the data path of a span's dtype."""
         return self._widened if span.buffer is Buffer.SCRATCH else self._carrier
 
-    def _by(self, slot: int) -> Carrier:
-        """Return the data path of a slot's codec."""
-        slots = self._schedule.slots[slot]
-        return self._ledger if slots.sizes else self._plain if slots.plain else self._carrier
-
-    def _kind(self, slot: int) -> DType:
-        slots = self._schedule.slots[slot]
-        return DType.UINT32 if slots.sizes else self._wide if slots.wide else self._narrow
-
-    def _tag(self, step: Step) -> int:
-        return self._tags[tag_of(step.channel)]
-
     def _ranks(self, step: Step) -> int:
         return self._schedule.ranks if step.divide else 1
-
-
-def _part(step: Step) -> slice:
-    """Return the part of a memory that a step uses."""
-    return slice(step.memory, step.memory + step.count)

@@ -17,18 +17,20 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.codecs.device.driver import driver_of, has_driver
 from hybridcomp.codecs.device.feedback import MODULES as FEEDBACK_MODULES
-from hybridcomp.codecs.device.memory import DeviceMemory
+from hybridcomp.codecs.device.memory import DeviceMemory, Keep
 from hybridcomp.codecs.device.messages import Encoded, convert, decode_opened, divide, encode_into
 from hybridcomp.codecs.feedback.error_feedback import Key
 from hybridcomp.codecs.feedback.forms import Form
 from hybridcomp.codecs.table import codec_for
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.data_path.links import Link
-from hybridcomp.collectives.device.mailbox import Arriving, Outgoing, Own, Passing
+from hybridcomp.collectives.device.mailbox import DECODES, Arriving, Outgoing, Own, Passing
 from hybridcomp.collectives.device.reader import DeviceReader
 from hybridcomp.cuda import prepare_in_turn
 from hybridcomp.device import DeviceArray
 from hybridcomp.wire import HEADER_BYTES, Header
+
+_ENCODES = "encode"  # forks of an operation's queue that write messages
 
 
 class DeviceCarrier(DeviceReader):
@@ -46,7 +48,7 @@ class DeviceCarrier(DeviceReader):
     def memory(self, feedback: ErrorFeedback, key: Key, n: int, form: Form | str) -> DeviceMemory:
         """Return the error-feedback memory under a key; the operation's work comes next in its order."""
         prepare_in_turn(FEEDBACK_MODULES, self._runtime)
-        memory = feedback.device_memory(key, n, self.dtype, self.queue, form)
+        memory: DeviceMemory = feedback.device_memory(key, n, self.dtype, self.queue, form)
         memory.follow(self.queue)
         return memory
 
@@ -64,7 +66,7 @@ class DeviceCarrier(DeviceReader):
     def encode(self, data: Any, dtype: DType | None = None) -> Any:
         """Start to encode a slice."""
         kind = dtype or self.dtype
-        queue = self.streams.queue
+        queue = self.streams.queue.fork(_ENCODES)
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, kind))
             encoded = encode_into(self.codec, Flat(data, kind, data.shape, True, False), buffer, queue)
@@ -82,20 +84,36 @@ class DeviceCarrier(DeviceReader):
 
     def encode_with_feedback(self, data: Any, memory: Any, span: slice) -> Any:
         """Start to encode a span of data, corrected by ``memory``."""
-        queue = self.streams.queue
+        queue = self.streams.queue.fork(_ENCODES) if memory.apart else self.streams.queue
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(data.size, memory.kind))
-            return self._outgoing(memory.encode(self.codec, self._flat(data), buffer, queue, span))
+            return self._kept(
+                memory.encode_first(self.codec, self._flat(data), buffer, queue, span), data, memory
+            )
 
     def encode_sum_with_feedback(self, total: Any, memory: Any, span: slice, ranks: int) -> Any:
         """Start to encode the sum of a span that this rank owns."""
         queue = self.streams.queue
         with self.call.encoding():
             buffer = queue.empty(self.codec.bound(total.size, memory.kind))
-            return self._outgoing(memory.encode_sum(self.codec, total, buffer, queue, span, ranks))
+            first = memory.encode_sum_first(self.codec, total, buffer, queue, span, ranks)
+            return self._kept(first, total, memory)
+
+    def _kept(self, first: tuple[Encoded, Keep | None], data: Any, memory: Any) -> Outgoing:
+        """Return a message whose error is kept, once it is sent if that needs its head."""
+        encoded, keep = first
+        message = self._outgoing(encoded)
+        if keep is not None:
+            message.then.append(partial(self._keep, keep, message, data.size, memory))
+        return message
+
+    def _keep(self, keep: Keep, message: Outgoing, n: int, memory: Any) -> None:
+        queue = self.streams.queue.fork(_ENCODES) if memory.apart else self.streams.queue
+        with self.call.encoding():
+            keep(queue, *self._beginning(message, n, memory.kind))
 
     def _outgoing(self, encoded: Encoded) -> Outgoing:
-        return Outgoing(self.streams, encoded, self.codec.wire_id, direct=self._direct)
+        return Outgoing(self.streams, encoded, self.codec, direct=self._direct)
 
     def _flat(self, data: Any) -> Flat:
         return Flat(self._aligned(data), self.dtype, data.shape, True, False)
@@ -182,7 +200,7 @@ class DeviceCarrier(DeviceReader):
             opened = []
             for message in messages:
                 with self._naming(message):
-                    opened.append(self._open(message, acc.size, source or self.dtype))
+                    opened.append(self._open(message, acc.size, source or self.dtype, queue.fork(DECODES)))
             driver = driver_of(self.codec.wire_id)
             for message, (header, head, _) in zip(messages, opened, strict=True):
                 with self._naming(message):
@@ -230,9 +248,10 @@ class DeviceCarrier(DeviceReader):
 
     def decode(self, message: Any, out: Any, source: DType | None = None) -> None:
         """Start to write the values of a message to ``out``."""
+        queue = self.streams.queue.fork(DECODES)
         with self.call.decoding(), self._naming(message):
-            header, head, raw = self._open(message, out.size, source or self.dtype)
-            decode_opened(header, head, raw, out, self.dtype, self.streams.queue)
+            header, head, raw = self._open(message, out.size, source or self.dtype, queue)
+            decode_opened(header, head, raw, out, self.dtype, queue)
         self._used([message])
 
     def summed(self, data: Any, messages: Sequence[Any], source: DType) -> Any:
@@ -256,7 +275,7 @@ class DeviceCarrier(DeviceReader):
             return
         values = self.queue.array(out.size, kind.storage)
         with self.call.decoding(), self._naming(message):
-            header, head, raw = self._open(message, out.size, kind)
+            header, head, raw = self._open(message, out.size, kind, self.queue)
             decode_opened(header, head, raw, values, kind, self.queue)
         self._used([message])
         self._take_result(values, out, memory, span)
@@ -272,7 +291,8 @@ class DeviceCarrier(DeviceReader):
         self._when_known(message, partial(self._take_result, values, out, memory, span))
 
     def _when_known(self, message: Outgoing, step: Callable[[], None]) -> None:
-        if message.nbytes is None or self._head is None:
+        known = message.nbytes is not None or driver_of(self.codec.wire_id).reads_lengths(self.codec)
+        if self._head is None or not known:
             message.then.append(step)
         else:
             step()
@@ -290,10 +310,10 @@ class DeviceCarrier(DeviceReader):
             decode_opened(header, head, raw, out, dtype or self.dtype, self.streams.queue)
 
     def _beginning(self, message: Outgoing, n: int, kind: DType) -> tuple[Header, bytes]:
-        assert message.nbytes is not None
-        payload = message.nbytes - HEADER_BYTES
-        header = Header(self.codec.wire_id, kind, n, payload, self.codec.params_hash)
-        return header, message.head(header) if self._head is None else self._head
+        size = message.buffer.size if message.nbytes is None else message.nbytes
+        header = Header(self.codec.wire_id, kind, n, size - HEADER_BYTES, self.codec.params_hash)
+        known = None if message.here else self._head
+        return header, message.head(header) if known is None else known
 
     def checked(self, message: Any, n: int, dtype: DType | None = None) -> Any:
         """Return a message of ``n`` elements of ``dtype`` to be sent on; the rank that decodes it checks its CRC."""
@@ -309,7 +329,7 @@ class DeviceCarrier(DeviceReader):
             if not has_driver(codec) or driver_of(codec.wire_id).on_host(head):
                 return self._take_on_host(message, codec, out)
             self._fits(message, header, out.size)
-            raw = self._raw(message, header)
+            raw = self._raw(message, header, self.queue)
             decode_opened(header, head, raw, out[: header.count], self.dtype, self.streams.queue)
         self._used([message])
         return int(header.count)

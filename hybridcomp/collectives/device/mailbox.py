@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hybridcomp import native, wire
 from hybridcomp.arrays import ByteArray
-from hybridcomp.codecs.device.driver import HOLDERS
+from hybridcomp.codecs.base import Codec
+from hybridcomp.codecs.device.driver import HOLDERS, driver_of
 from hybridcomp.codecs.device.messages import (
     HEAD_BYTES,
     OPENED_BYTES,
@@ -38,10 +39,10 @@ from hybridcomp.device import DeviceArray, Event
 from hybridcomp.errors import WireError
 from hybridcomp.wire import Header
 
-if TYPE_CHECKING:
-    from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers
-
-_AT_ONCE = 1 << 16  # bytes: a message of unknown length is copied with its length up to here, else after it
+DECODES = "decode"  # forks of an operation's queue that read messages
+_NOTHING = np.zeros(1, np.uint8)
+# Bytes: a message of unknown length is copied with its length up to here, or if its room is hardly more; else after.
+_AT_ONCE = 1 << 16
 
 
 class Outgoing:
@@ -55,10 +56,11 @@ class Outgoing:
         fault: fault that the device had found in the messages it is made of, once it is ready; 0 for none.
     """
 
-    def __init__(self, streams: StreamPair, encoded: Encoded, wire_id: int, *, direct: bool) -> None:
+    def __init__(self, streams: StreamPair, encoded: Encoded, codec: Codec, *, direct: bool) -> None:
         """Copy a message of a codec to pinned memory when the device has written it.
 
-        If ``direct``, copy only the bytes that the host reads, in case the message is decoded here.
+        If ``direct``, copy only the bytes that the host reads, in case the message is decoded here: none if it knows
+        them.
         """
         self.buffer = encoded.buffer
         self.nbytes = encoded.size
@@ -67,20 +69,19 @@ class Outgoing:
         self.fault = 0
         self._streams, self._direct = streams, direct
         self._status = streams.pool.pinned.take(4)
-        self._total = encoded.total  # kept until it is copied
+        self._total = encoded.total  # kept until it is copied, if it is
         self._word: ByteArray | None = None
         self._host: ByteArray | None = None
         self._ready = False
-        self._opened = open_message(streams.queue, encoded.buffer) if direct and wire_id in HOLDERS else None
-        if encoded.total is None:
-            self._event = self._fetch(encoded.buffer.size if encoded.size is None else encoded.size)
-            return
-        self._word = streams.pool.pinned.take(8)
-        word = (self._word[:8], encoded.total)
-        if encoded.buffer.size <= _AT_ONCE:
-            self._event = self._fetch(encoded.buffer.size, word)
+        self._known = encoded.size is not None and driver_of(codec.wire_id).head(codec) is not None
+        queue, opens = streams.queue, direct and codec.wire_id in HOLDERS
+        self._opened = open_message(queue, encoded.buffer, queue.shown(OPENED_BYTES)) if opens else None
+        room = encoded.buffer.size
+        if encoded.total is None or direct or room <= _AT_ONCE or driver_of(codec.wire_id).fills_bound(codec):
+            self._event = self._fetch(room if encoded.size is None else encoded.size)
         else:
-            self._event = streams.download([word])
+            self._word = streams.pool.pinned.take(8)
+            self._event = streams.download([(self._word[:8], encoded.total)])
 
     def done(self) -> bool:
         """Tell whether :meth:`wire` can be sent."""
@@ -92,12 +93,20 @@ class Outgoing:
             self.nbytes = min(int(self._word[:8].view(np.uint64)[0]), self.buffer.size)
             self._streams.pool.pinned.give(self._word)
             self._word = self._total = None
-            if self._host is None:
-                self._event = self._fetch(self.nbytes)
-                return False
+            self._event = self._fetch(self.nbytes)
+            return False
+        if self.nbytes is None:  # the device has written the header, too
+            assert self._host is not None
+            head = self._host if self._opened is None else self._host[8:]
+            self.nbytes = wire.HEADER_BYTES + wire.peek(head[: wire.HEADER_BYTES], self.buffer.size).payload
         self._ready = True
         self.fault = int(self._status[:4].view(np.uint32)[0])
         return True
+
+    @property
+    def here(self) -> bool:
+        """Tell whether what the host reads of the message is in its memory."""
+        return self._ready and self._host is not None
 
     @property
     def events(self) -> Sequence[Ready]:
@@ -106,11 +115,11 @@ class Outgoing:
 
     def wire(self) -> Any:
         """Return the bytes in the form that transports take."""
-        assert self._host is not None
         assert self.nbytes is not None
         size, buffer = self.nbytes | self.odd, self.buffer
         if self._direct:  # behind the message there is room for the byte that makes it odd
             return DeviceArray(buffer.runtime, buffer.ptr, size, np.uint8, buffer.owner)
+        assert self._host is not None
         return self._host[:size]
 
     def head(self, header: Header) -> bytes:
@@ -122,20 +131,22 @@ class Outgoing:
 
     def release(self) -> None:
         """Release the buffers of a message that has been sent."""
-        assert self._host is not None
-        self._streams.pool.pinned.give(self._host)
+        if self._host is not None:
+            self._streams.pool.pinned.give(self._host)
         self._streams.pool.pinned.give(self._status)
         self._host = None
 
-    def _fetch(self, nbytes: int, *more: tuple[ByteArray, DeviceArray]) -> Event:
+    def _fetch(self, nbytes: int) -> Event:
         source, want = self.buffer, nbytes
+        status = (self._status[:4], self._streams.queue.status.view(np.uint8))
+        if self._direct and self._known:
+            return self._streams.download([status])
         if self._opened is not None:
             source, want = self._opened, OPENED_BYTES
         elif self._direct:
             want = min(HEAD_BYTES, nbytes)
         self._host = self._streams.pool.pinned.take(want + 1)  # one for an odd message
-        status = (self._status[:4], self._streams.queue.status.view(np.uint8))
-        return self._streams.download([*more, (self._host[:want], source), status])
+        return self._streams.download([(self._host[:want], source), status])
 
 
 @dataclass(slots=True)
@@ -143,8 +154,10 @@ class Arriving(Incoming):
     """Incoming message of an operation on a device's memory.
 
     Attributes:
-        whole: buffer of the pool that ``buffer`` is the beginning of: pinned, or the device's.
-        opened: copied result of :func:`open_message` for a message in the device's memory; else None.
+        whole: buffer of the pool that ``buffer`` is the beginning of: pinned, or the device's; None for a part of what
+            has come with it.
+        opened: copied result of :func:`open_message` for a message in the device's memory; None until it is there, and
+            for others.
         users: number of uses that still need the buffer: the decoder, and each time that it is sent on.
     """
 
@@ -156,6 +169,11 @@ class Arriving(Incoming):
     def wire(self) -> Any:
         """Return the buffer in the form that transports take."""
         return self.buffer
+
+    def come(self, transport: Transport) -> None:
+        """Take a message that has come to where it lies."""
+        if self.whole is None:
+            self.buffer = transport.received(self.request, self.buffer)
 
     def see(self) -> tuple[Header, bytes]:
         """Return the header and the beginning of the payload, which drivers read, of a message that has arrived.
@@ -207,37 +225,22 @@ class Own:
 class _Opening:
     """Event that received messages' CRCs are checked on the device, and their beginnings copied to the host."""
 
-    def __init__(self, streams: StreamPair, messages: list[Arriving]) -> None:
-        self._streams, self._messages = streams, messages
+    def __init__(self, streams: StreamPair, transport: Transport, messages: list[Arriving]) -> None:
+        self._streams, self._transport, self._messages = streams, transport, messages
         self._event: Event | None = None
 
     def done(self) -> bool:
         if self._event is None:
             copies = []
             for message in self._messages:
+                message.come(self._transport)
                 message.opened = self._streams.pool.pinned.take(OPENED_BYTES)
-                opened = open_message(self._streams.queue, message.buffer)
+                queue = self._streams.queue.fork(DECODES)
+                opened = open_message(queue, message.buffer, queue.shown(OPENED_BYTES))
                 copies.append((message.opened[:OPENED_BYTES], opened))
             self._event = self._streams.download(copies)
             self._copies = copies  # keeps sources and targets alive until they are copied
         return self._event.done()
-
-
-class _Fetching:
-    """Event that messages of ranks of this host, which may have sent descriptors, are in pinned memory."""
-
-    def __init__(self, shm_peers: SharedMemoryPeers, messages: list[Arriving]) -> None:
-        self._shm_peers, self._messages = shm_peers, messages
-
-    def done(self) -> bool:
-        while self._messages:
-            message = self._messages.pop()
-            shared = self._shm_peers.read(message.buffer) if message.peer in self._shm_peers.ranks else None
-            if shared is not None:
-                size = min(shared.size, message.buffer.size)
-                message.buffer[:size] = shared[:size]
-                self._shm_peers.release([shared])
-        return True
 
 
 class DeviceMailbox(Mailbox):
@@ -279,6 +282,14 @@ class DeviceMailbox(Mailbox):
 
     def receive(self, nbytes: int, peer: int, tag: int) -> Arriving:
         """Start to receive a message of at most ``nbytes``."""
+        if self._transport.joint is not None:
+            # It is read where it comes with others: on the device, or in pinned memory that is copied there at once.
+            nothing: Any = np.broadcast_to(_NOTHING, nbytes)
+            if self.direct:
+                nothing = DeviceArray(self.streams.pool.runtime, 0, nbytes, np.uint8, None)
+            message = Arriving(peer, nothing)
+            message.request = self._transport.irecv(message.buffer, peer, tag, elsewhere=True)
+            return message
         message = self.inbox(nbytes)
         message.peer = peer
         message.request = self._transport.irecv(message.wire(), peer, tag)
@@ -288,20 +299,23 @@ class DeviceMailbox(Mailbox):
         """Return the conditions to wait for until all of ``messages`` are here and their headers can be read."""
         events: list[Ready] = []
         if messages and self.direct:
-            events.append(_Opening(self.streams, list(messages)))
-        elif messages and self._transport.shm_peers is not None:
-            events.append(_Fetching(self._transport.shm_peers, list(messages)))
+            events.append(_Opening(self.streams, self._transport, list(messages)))
         return super().arrival(messages)._replace(events=events, poll=self.poll)
 
     def used(self, message: Any) -> None:
         """Mark a message as read for the last time by the stream's work up to now."""
-        self._read.append(message)
+        if message.whole is None:
+            self._drop(message)  # what has come together is kept until the end
+        else:
+            self._read.append(message)
 
     # -- progress ------------------------------------------------------------------------------------
 
     def poll(self) -> bool:
         """Post the sends that have become ready, in order, and give back buffers that are no longer in use."""
         moved = False
+        for message, *_ in self._waiting:
+            message.done()  # all bytes whose length is known by now are fetched beside each other
         while self._waiting and self._waiting[0][0].done():
             message, peers, tag = self._waiting.popleft()
             if isinstance(message, Outgoing):
@@ -309,6 +323,7 @@ class DeviceMailbox(Mailbox):
             data = message.wire()
             assert message.nbytes is not None
             self._call.wire_bytes += message.nbytes * len(peers)
+            self._call.between_bytes += message.nbytes * sum(self._transport.away[peer] for peer in peers)
             requests = [self._transport.isend(data, peer, tag) for peer in peers]
             self._transport.announce(-len(peers))
             self._requests += requests
@@ -324,7 +339,7 @@ class DeviceMailbox(Mailbox):
         while self._retiring and self._retiring[0][0].done():
             for arrived in self._retiring.popleft()[1]:
                 self._drop(arrived)
-        while self._sent and all(request.Test() for request in self._sent[0][0]):
+        while self._sent and _tested(self._sent[0][0]):
             self._gone(self._sent.popleft()[1])
         return moved
 
@@ -349,7 +364,7 @@ class DeviceMailbox(Mailbox):
         code = int(word[:4].view(np.uint32)[0])
         pool = self.streams.pool
         pool.pinned.give(word)
-        pool.give(self.streams)
+        self.streams.give()
         self._check(code)
 
     def _check(self, fault: int) -> None:
@@ -373,11 +388,19 @@ class DeviceMailbox(Mailbox):
         pool: StreamPool = self.streams.pool
         if isinstance(message.whole, DeviceArray):
             pool.memory.give(message.whole)
-        else:
+        elif message.whole is not None:
             pool.pinned.give(message.whole)
         if message.opened is not None:
             pool.pinned.give(message.opened)
             message.opened = None
+
+
+def _tested(requests: Sequence[Any]) -> bool:
+    """Tell whether all requests have ended; without a generator, since it is asked often."""
+    for request in requests:  # noqa: SIM110
+        if not request.Test():
+            return False
+    return True
 
 
 class _Empty:

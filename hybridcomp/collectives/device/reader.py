@@ -16,8 +16,9 @@ from hybridcomp.codecs import Codec
 from hybridcomp.codecs.device.driver import MODULES, driver_of, has_driver, modules_of
 from hybridcomp.codecs.device.messages import open_message
 from hybridcomp.collectives.data_path.carrier import Carrier
+from hybridcomp.collectives.device.joint import pair_for
 from hybridcomp.collectives.device.mailbox import Arriving, DeviceMailbox
-from hybridcomp.collectives.device.streams import StreamPair, callers_events, stream_pool
+from hybridcomp.collectives.device.streams import StreamPair, callers_events
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.cuda import prepare_in_turn
@@ -80,7 +81,7 @@ class DeviceReader(Carrier):
     def streams(self) -> StreamPair:
         """Return the operation's stream pair; its work follows the callers' streams' work of when this was made."""
         if self._streams is None:
-            self._streams = stream_pool(self._runtime).pair_after(self._after)
+            self._streams = pair_for(self.transport.joint, self._runtime, self._after)
         return self._streams
 
     @property
@@ -102,21 +103,21 @@ class DeviceReader(Carrier):
         for message in messages:
             self._mailbox.used(message)
 
-    def _open(self, message: Arriving, n: int, kind: DType) -> Opened:
+    def _open(self, message: Arriving, n: int, kind: DType, queue: Queue) -> Opened:
         header, head = self._see(message, n, kind)
-        return header, head, self._raw(message, header)
+        return header, head, self._raw(message, header, queue)
 
-    def _raw(self, message: Arriving, header: Header) -> DeviceArray:
-        """Return a message in the device's memory, where its CRC is checked."""
+    def _raw(self, message: Arriving, header: Header, queue: Queue) -> DeviceArray:
+        """Return a message in the device's memory, where its CRC is checked, by work of a queue."""
         size = HEADER_BYTES + header.payload
         if isinstance(message.buffer, DeviceArray):
             return message.buffer[:size]
-        raw = self.streams.queue.empty(size)
-        self.streams.upload(raw, message.buffer[:size])
-        open_message(self.streams.queue, raw)
+        raw = queue.uploaded(message.buffer[:size])
+        open_message(queue, raw)
         return raw
 
     def _see(self, message: Arriving, n: int, kind: DType) -> tuple[Header, bytes]:
+        message.come(self.transport)
         header, head = message.see()
         try:
             self.compare(header, n, message.peer, kind)

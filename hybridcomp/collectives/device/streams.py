@@ -75,7 +75,7 @@ class StreamPool:
         return pair
 
     def give(self, pair: StreamPair) -> None:
-        """Return to the pool a stream pair whose operation has ended well."""
+        """Return a stream pair to the pool."""
         self._free.append(pair)
 
 
@@ -100,14 +100,17 @@ class StreamPair:
         for event in events:
             self._runtime.follow(self._main, event)
 
+    def give(self) -> None:
+        """Return the pair to the pool: its operation has ended well."""
+        self.pool.give(self)
+
     def record(self) -> Event:
         """Return an event after all kernels and copies to the device up to now."""
         return self._runtime.record(self._main)
 
     def upload(self, to: DeviceArray, source: ByteArray) -> None:
         """Start to copy pinned bytes to the device."""
-        if source.size:
-            self._runtime.copy(to.ptr, source.ctypes.data, source.size, self._main)
+        self.queue.upload(to, source)
 
     def download(self, copies: Sequence[tuple[ByteArray, DeviceArray]]) -> Event:
         """Start to copy from the device to pinned bytes, after the work that the streams have now.

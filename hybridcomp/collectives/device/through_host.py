@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from hybridcomp.arrays import ByteArray, Flat
-from hybridcomp.collectives.device.streams import callers_events, stream_pool
+from hybridcomp.collectives.device.joint import pair_for
+from hybridcomp.collectives.device.streams import callers_events
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.memory import same_memory
 from hybridcomp.collectives.transport.transport import Transport
@@ -46,7 +47,7 @@ def through_host(
         after: events of the device that it follows; None for all work of the callers' streams at its first step.
     """
     events = callers_events(device) if after is None else after
-    streams = stream_pool(device[0].runtime).pair_after(events)
+    streams = pair_for(transport.joint, device[0].runtime, events)
     pool = streams.pool.pinned
     taken: list[ByteArray] = []
 
@@ -79,4 +80,4 @@ def through_host(
             yield Pending([], [], events=[streams.record()])
     for buffer in taken:
         pool.give(buffer)
-    streams.pool.give(streams)
+    streams.give()

@@ -9,7 +9,7 @@ from typing import Any
 from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
-from hybridcomp.codecs.feedback.joined import JoinedMemory
+from hybridcomp.codecs.feedback.memory import JoinedMemory
 from hybridcomp.collectives.algorithms.schedules import Extents, OperationKey, Schedules
 from hybridcomp.collectives.data_path.carrier import STREAM_BYTES, Carrier
 from hybridcomp.collectives.data_path.coding import Coder
@@ -30,17 +30,6 @@ from hybridcomp.schedules.schedule import Schedule
 
 _MOST_PROGRAMS = 1024
 START_SECONDS = 5e-6  # time that an operation computes before its start returns
-
-
-class Ended:
-    """Event that a run has ended."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    def done(self) -> bool:
-        """Tell whether the run has ended."""
-        return bool(self._run.done())
 
 
 class Programs:
@@ -79,13 +68,30 @@ class Programs:
             return None
         if alone and _asks_python(key):
             return None
-        name, chunk = self._schedules.choose(key, algorithm, engine=True)
+        name, chunk = self._schedules.choose(key, algorithm)
         entry = (key, name, chunk)
         program = self._programs.get(entry)
         if program is None:
             program = self._compile(key, name, chunk)
             self._keep(entry, program)
         return program
+
+    def sparing(self, key: OperationKey) -> Any:
+        """Return the program of an uncompressed operation in two levels; None where MPI does it as well.
+
+        Args:
+            key: key of the operation, whose counts are the same on all ranks.
+        """
+        if key.compresses or not self._schedules.spares_network(key):
+            return None
+        return self.find(key._replace(dtype=DType.UINT8) if key.dtype is DType.BOOL else key)
+
+    def codec(self, key: OperationKey, algorithm: str | None = None) -> Codec:
+        """Return the codec of the messages of the program that :meth:`find` returns: see :meth:`.Schedules.codec`."""
+        if not key.shares:
+            return key.codec
+        name, _ = self._schedules.choose(key, algorithm)
+        return self._schedules.codec(key, name)
 
     def find_joined(self, key: OperationKey, extents: Extents) -> Any:
         """Return the program of one operation on parts of an array, each carried as if by itself.
@@ -95,23 +101,28 @@ class Programs:
             extents: first element and element count of each part.
 
         Returns:
-            The compiled module's ``EngineProgram``; None where the engine does not run it, or not without Python.
+            The compiled module's ``EngineProgram``; None where the engine does not run it, or not without Python, or
+            the parts do not have one codec by their algorithms.
         """
         entry = (key, extents)
         program = self._programs.get(entry)
         if program is not None or not _runs(key) or _asks_python(key):
             return program
         schedules = []
+        codecs = set()
         for count in key.counts:
             part = key._replace(counts=(count,))
-            name, chunk = self._schedules.choose(part, engine=True)
+            name, chunk = self._schedules.choose(part)
             schedule, _ = self._schedules.build(part, name, chunk)
             if schedule.regions:
                 return None
             schedules.append(schedule)
+            codecs.add(self._schedules.codec(part, name))
+        if len(codecs) > 1:
+            return None
         schedule = joined(schedules, [start for start, _ in extents])
         size = max(start + n for start, n in extents)
-        own = key.codec if key.compresses else None
+        own = codecs.pop() if key.compresses else None
         program = compiled(self.group, schedule, own, key.dtype, [size, size])
         self._keep(entry, program)
         return program
@@ -122,7 +133,7 @@ class Programs:
         self._programs[entry] = program
 
     def _compile(self, key: OperationKey, algorithm: str, chunk: int) -> Any:
-        dtype, codec = key.dtype, key.codec
+        dtype, codec = key.dtype, self._schedules.codec(key, algorithm)
         schedule, sizes = self._schedules.build(key, algorithm, chunk)
         if not _asks_python(key):
             own = codec if key.compresses else None
@@ -180,7 +191,7 @@ def compiled(
 
 def _runs(key: OperationKey) -> bool:
     """Tell whether the engine runs an operation."""
-    if key.fold:
+    if key.fold or (not key.compresses and key.kind not in REDUCTIONS):
         return True
     if not key.dtype.is_float or key.codec.linear:
         return False
@@ -202,7 +213,7 @@ def running(
     *,
     codec: Codec | None = None,
 ) -> Steps:
-    """Run a program on two arrays in host memory, with an error-feedback memory whose step has begun.
+    """Start a program on two arrays in host memory, with an error-feedback memory whose step has begun.
 
     Args:
         program: result of :meth:`Programs.find`.
@@ -211,6 +222,9 @@ def running(
         carrier: carrier of the operation, with the codec of the step.
         memory: error-feedback memory; None for none.
         codec: codec that the program was compiled for; None for the carrier's.
+
+    Returns:
+        The steps that wait for its end.
 
     Raises:
         WireError, MismatchError: a peer's message is damaged or unexpected.
@@ -224,8 +238,11 @@ def running(
     if codec is not None and codec is not carrier.codec:
         handle = at_step(program, carrier.codec, carrier.dtype)
     run = started(handle, send, recv, START_SECONDS, first=first, memory=memory)
-    if steps is not None:
-        yield from steps.until_ended(run)
+    return awaited(run, carrier) if steps is None else _stepped(steps, run, carrier)
+
+
+def _stepped(steps: PythonSteps, run: Any, carrier: Carrier) -> Steps:
+    yield from steps.until_ended(run)
     yield from awaited(run, carrier)
 
 
@@ -253,7 +270,10 @@ def started(
         The compiled module's ``EngineRun``.
     """
     module = kernels()
-    begins = [0 if flat is None else module.address(flat.data) for flat in (send, recv)]
+    begins = (
+        0 if send is None else module.address(send.data),
+        0 if recv is None else module.address(recv.data),
+    )
     native_memory = None if memory is None else memory.native
     traced = trace.recorder is not None
     return module.engine_start(
@@ -265,12 +285,14 @@ def ended(run: Any) -> Steps:
     """Wait until a run has ended."""
     if not run.done():
         run.watch()
-        yield Pending([], [], events=[Ended(run)], run=run)
+        yield Pending([], [], run=run)
 
 
 def awaited(run: Any, coder: Coder) -> Steps:
     """Wait until a run has ended, raise its error, or count its work."""
-    yield from ended(run)
+    if not run.done():
+        run.watch()
+        yield Pending([], [], run=run)
     failure = run.failure()
     if failure is not None:
         raise error_of(failure, coder)

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridcomp.arrays import ByteArray, DType, Flat
+from hybridcomp.arrays import ByteArray, DType, Flat, narrow
 from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.sparse.base import SparseCodec
 from hybridcomp.codecs.steps import summed, trimmed
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.execution.steps import Pending, Steps
-from hybridcomp.collectives.execution.widths import narrow
 from hybridcomp.native import kernels
 from hybridcomp.schedules.schedule import Buffer, Kind, Schedule, Slot, Span, Step
 
@@ -66,7 +65,7 @@ def at_step(program: PythonProgram | Any, codec: Codec, dtype: DType) -> Any:
 
 
 class PythonSteps:
-    """Steps of one run that Python computes; the operation waits for this object.
+    """Steps of one run that Python computes, in the polls of the operation.
 
     Args:
         schedule: schedule of the run's program.
@@ -98,14 +97,10 @@ class PythonSteps:
         """
         self._run = run
         if not run.done():
-            yield Pending([], [], events=[self], poll=self.poll, run=run)
+            yield Pending([], [], poll=self.poll, run=run)
         error, self._error = self._error, None
         if error is not None:
             raise error
-
-    def done(self) -> bool:
-        """Tell whether the run has ended."""
-        return bool(self._run.done())
 
     def poll(self) -> bool:
         """Compute the next step; return whether there was one. An error in it ends the run, and then the wait."""
@@ -141,7 +136,7 @@ class PythonSteps:
             with call.encoding():
                 if step.memory < 0:
                     return codec.encode_flat(own, out)
-                return self._remembered.encode(codec, own, out, _part(step))
+                return self._remembered.encode(codec, own, out, step.part)
         if step.kind is Kind.DECODE:
             assert result is not None
             with call.decoding():
@@ -198,7 +193,7 @@ class PythonSteps:
         self, step: Step, raws: list[ByteArray], own: Flat | None, out: ByteArray, result: Flat | None
     ) -> int:
         carrier, memory, codec = self._carrier, self._remembered, self._carrier.codec
-        ranks, part = self._divisor(step), _part(step)
+        ranks, part = self._divisor(step), step.part
         with carrier.call.decoding():
             total = self._total(step, raws) if own is None else memory.summed(codec, own, raws, part)
             if step.kind is Kind.SUM:
@@ -221,7 +216,7 @@ class PythonSteps:
         kind = result.dtype.accumulator
         values = result.data if result.dtype is kind else np.empty(result.size, kind.storage)
         codec.decode_flat(*trimmed(raw, result.size, kind), values, kind)
-        memory.result(values, _part(step))
+        memory.result(values, step.part)
         if values is not result.data:
             result.data[:] = narrow(values, result.dtype)
 
@@ -266,8 +261,3 @@ class PythonSteps:
 
 def _kind(slot: Slot, dtype: DType) -> DType:
     return dtype.accumulator if slot.wide else dtype
-
-
-def _part(step: Step) -> slice:
-    """Return the part of a memory that a step uses."""
-    return slice(step.memory, step.memory + step.count)

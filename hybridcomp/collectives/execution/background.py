@@ -5,14 +5,11 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from hybridcomp.collectives.failure.blocked import Thread
 from hybridcomp.collectives.failure.unraisable import report
 from hybridcomp.native import kernels
-
-if TYPE_CHECKING:
-    from hybridcomp.collectives.execution.progress import Engine
 
 # The background polls less often than a waiting thread: other threads compute meanwhile.
 _SHARE = 1 / 4
@@ -27,10 +24,46 @@ _FOR_EVER = 3600.0
 _STOP_SECONDS = 10.0  # a poll takes far less; a callback of the caller's may never come back
 
 
+class Waiting(Protocol):
+    """Threads that wait for operations: see :class:`.Foreground`."""
+
+    @property
+    def waits(self) -> bool:
+        """Tell whether some thread waits and makes progress."""
+
+    def pause(self, least: float, share: float) -> float:
+        """Return the seconds between two polls."""
+
+
+class Polled(Protocol):
+    """What the thread polls: see :class:`.Engine`."""
+
+    @property
+    def foreground(self) -> Waiting:
+        """Return the threads that wait for operations."""
+
+    @property
+    def idle(self) -> bool:
+        """Tell whether nothing is in flight."""
+
+    @property
+    def listens(self) -> bool:
+        """Tell whether there are communicators whose notices are polled."""
+
+    def poll(self) -> bool:
+        """Advance every operation that can step."""
+
+    def listen_idle(self) -> None:
+        """Poll all notices while nothing is in flight."""
+
+    def stop(self) -> None:
+        """End the operations in flight at exit."""
+
+
 class Background:
     """Thread that polls an engine while operations are in flight for which no thread waits."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Polled) -> None:
         self._engine = engine
         self._alarm: Any = None
         self._thread: threading.Thread | None = None
@@ -77,18 +110,3 @@ class Background:
         else:
             engine.poll()
             time.sleep(engine.foreground.pause(_MIN, _SHARE))
-
-
-class Attended:
-    """Block of code whose thread waits next."""
-
-    __slots__ = ("_engine",)
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __enter__(self) -> None:
-        self._engine.attending = threading.get_ident()
-
-    def __exit__(self, *_: object) -> None:
-        self._engine.attending = None

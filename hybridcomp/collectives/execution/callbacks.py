@@ -39,14 +39,18 @@ class Call:
 
 
 class _Local(threading.local):
-    """What a thread does: the call that it runs, and the operation that it waits for."""
+    """Hold, for each thread, the call that it runs and the operation that it waits for."""
 
     call: Call | None = None
-    awaited: Any = None
+    awaited: Any = None  # None for none
 
 
 class Callbacks:
-    """The callbacks of this process."""
+    """The callbacks of this process.
+
+    Attributes:
+        local: for each thread, the call that it runs and the operation that it waits for.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
@@ -55,18 +59,16 @@ class Callbacks:
         self._turn: Call | None = None  # the one that runs in its turn
         self._threads: list[threading.Thread] = []
         self._idle = 0  # threads
+        self._coming = (
+            0  # threads that have been started, or have run a call, and have not looked for one since
+        )
         self._stopping = False
-        self._local = _Local()
+        self.local = _Local()
 
     @property
     def current(self) -> Call | None:
         """Return the call that this thread runs."""
-        return self._local.call
-
-    def awaiting(self, operation: Any) -> Any:
-        """Note the operation that this thread waits for, None for none; return the one before."""
-        before, self._local.awaited = self._local.awaited, operation
-        return before
+        return self.local.call
 
     def submit(self, run: Callable[[], None], operation: Any, within: Call | None = None) -> Call:
         """Give a callback its turn.
@@ -80,7 +82,7 @@ class Callbacks:
         with self._changed:
             if within is None or within.ended:
                 self._queue.append(call)
-                if operation is not None and self._local.awaited is operation:
+                if operation is not None and self.local.awaited is operation:
                     return call
             else:
                 self._beside.append(call)
@@ -100,9 +102,15 @@ class Callbacks:
                         return
                 self._run(call)
 
+    def hand_over(self) -> None:
+        """Let another thread run the callbacks that are due, since this one, whose wait has ended early, does not."""
+        with deferral, self._changed:
+            if self._queue or self._beside:
+                self._wake()
+
     def finish(self, call: Call) -> None:
         """Return when a call has come back, or at once in that call itself; run others meanwhile."""
-        while not call.ended and call is not self._local.call:
+        while not call.ended and call is not self.local.call:
             with deferral:
                 with self._changed:
                     mine = self._next()
@@ -122,35 +130,40 @@ class Callbacks:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _next(self) -> Call | None:
-        """Return the next call that may run now. With the lock."""
+        """Take the next call that may run now, and have another thread look for the rest. With the lock."""
         if self._beside:
-            return self._beside.popleft()
-        now = time.monotonic()
-        if not self._queue or (self._turn is not None and now < self._turn._began + _PATIENCE):
-            return None
-        call = self._turn = self._queue.popleft()
-        call._began = now
+            call = self._beside.popleft()
+        else:
+            now = time.monotonic()
+            if not self._queue or (self._turn is not None and now < self._turn._began + _PATIENCE):
+                return None
+            call = self._turn = self._queue.popleft()
+            call._began = now
+        if self._queue or self._beside:
+            self._wake()  # this thread, which may be the only one that knows of them, may wait in the call
         return call
 
-    def _run(self, call: Call) -> None:
-        before, self._local.call = self._local.call, call
-        awaited = self.awaiting(None)
+    def _run(self, call: Call, *, serves: bool = False) -> None:
+        """Run a call; a thread that ``serves`` looks for the next one then."""
+        before, self.local.call = self.local.call, call
+        awaited, self.local.awaited = self.local.awaited, None
         try:
             call._run()
         except Exception as error:
             report(error, "a callback")
         finally:
-            self._local.call = before
-            self.awaiting(awaited)
+            self.local.call = before
+            self.local.awaited = awaited
             with self._changed:
                 call.ended = True
+                self._coming += serves
                 if self._turn is call:
                     self._turn = None
                 self._changed.notify_all()
 
     def _wake(self) -> bool:
         """Have a thread look for calls; return False if there is none and none can be started. With the lock."""
-        if self._idle:
+        if self._idle or self._coming:
             self._changed.notify_all()
             return True
         if self._stopping:
@@ -162,12 +175,14 @@ class Callbacks:
             thread.start()
         except RuntimeError:  # no more threads
             return bool(self._threads)
+        self._coming += 1
         self._threads.append(thread)
         return True
 
     def _serve(self) -> None:
         while True:
             with self._changed:
+                self._coming -= 1
                 while (call := self._next()) is None:
                     if self._stopping and not self._queue:
                         return
@@ -175,7 +190,7 @@ class Callbacks:
                     self._changed.wait(_PATIENCE if self._queue else None)
                     self._idle -= 1
             try:
-                self._run(call)
+                self._run(call, serves=True)
             except BaseException as error:
                 report(error, "hybridcomp's thread of callbacks")
             del call  # it may hold what the caller has given up

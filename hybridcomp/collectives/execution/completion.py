@@ -8,18 +8,9 @@ from typing import Any
 
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.unraisable import report
-
-# Name of an operation in error messages, put into words only if one is made: its kind and sequence number; the axis of
-# its communicator, this rank, and the number of ranks.
-Name = tuple[str, int, str, int, int]
-_NAMED = "{} number {} on axis {!r}, rank {} of {}"
+from hybridcomp.collectives.failure.watchdog import Name, in_words
 
 _lock = threading.Lock()
-
-
-def in_words(what: str | Name) -> str:
-    """Return a name in the words of error messages."""
-    return what if isinstance(what, str) else _NAMED.format(*what)
 
 
 class Completion:
@@ -28,14 +19,18 @@ class Completion:
     Attributes:
         done: whether it has ended, well or not, and its callbacks have run.
         exception: error that it ended with; None if it ended well.
+        followers: callbacks that have not run.
+        general: MPI's generalized request that stands for it, which is complete once it has ended; None if none does.
     """
+
+    done = False
+    exception: BaseException | None = None
+    general: Any = None
 
     def __init__(self, what: str | Name) -> None:
         """Make an operation named ``what`` that has not ended."""
-        self.done = False
-        self.exception: BaseException | None = None
         self._what = what
-        self._callbacks: list[Callable[[Any], None]] = []
+        self.followers: list[Callable[[Any], None]] = []
 
     @property
     def what(self) -> str:
@@ -55,25 +50,33 @@ class Completion:
         """
         with deferral, _lock:
             if not self.done:
-                self._callbacks.append(fn)
+                self.followers.append(fn)
                 return
         self._call(fn)
 
-    def _run_callbacks(self) -> None:
+    def run_callbacks(self) -> None:
         """Run the callbacks, then say that the operation is done."""
         interrupted: BaseException | None = None
         while True:
             with _lock:
-                if not self._callbacks:
+                if not self.followers:
                     self.done = True
                     break
-                fn = self._callbacks.pop(0)
+                fn = self.followers.pop(0)
             try:
                 self._call(fn)
             except BaseException as error:  # a signal's handler raised it while the callback waited
                 interrupted = error
+        if self.general is not None:
+            self.general.complete()
         if interrupted is not None:
             raise interrupted
+
+    def stand_behind(self, general: Any) -> None:
+        """Complete one of MPI's generalized requests when the operation ends, or at once if it has."""
+        self.general = general
+        if self.done:  # else whoever ends it sees the request
+            general.complete()
 
     def _call(self, fn: Callable[[Any], None]) -> None:
         try:

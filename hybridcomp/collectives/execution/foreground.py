@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import Any, Protocol
 
 from hybridcomp import trace
 from hybridcomp.collectives.execution.callbacks import callbacks
+from hybridcomp.collectives.execution.request import Request
 from hybridcomp.collectives.execution.timeouts import check_timeout
 from hybridcomp.collectives.execution.traced_waits import say_waited
+from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.collectives.failure.signals import deferral
-
-if TYPE_CHECKING:
-    from hybridcomp.collectives.execution.progress import Engine
-    from hybridcomp.collectives.execution.request import Request
 
 _YIELDS = 20  # polls that only give up the time slice, before a waiting thread begins to sleep
 # Between polls a waiting thread sleeps for a sixteenth of the time for which nothing has happened: it is late by six
@@ -29,15 +29,40 @@ _AGE_SHARE = 1 / 400
 _ASIDE_MIN = 500e-6
 LISTEN = 5e-3  # seconds between polls of notices while operations wait
 _NATIVELY = 20e-3  # seconds of waiting in compiled code before notices are polled and signals answered
+# Seconds that such waits have taken before one more, for an operation that nothing else is in flight with.
+_WAITED = (0.02, 0.04, 0.06, 0.08)
+
+_run_of = attrgetter("pending.run")
+
+
+class Awaited(Protocol):
+    """What makes the awaited operations progress: see :class:`.Engine`."""
+
+    begun: deque[Request]
+    lock: PollingLock
+    active: list[Request]
+
+    def poll(self) -> bool:
+        """Advance every operation that can step."""
+
+    def quiet(self) -> float:
+        """Return the seconds for which nothing has moved."""
+
+    def hand_over(self) -> None:
+        """Let the background thread go on with the operations in flight."""
 
 
 class Foreground:
-    """Threads that wait for operations of an engine: each polls it, or leaves MPI's requests to compiled code."""
+    """Threads that wait for operations of an engine: each polls it, or leaves MPI's requests to compiled code.
 
-    def __init__(self, engine: Engine) -> None:
+    Attributes:
+        run: run of the compiled engine that a thread waits for there; None if none does.
+    """
+
+    def __init__(self, engine: Awaited) -> None:
         self._engine = engine
         self._waiting = 0  # threads
-        self._run: Any = None  # run that a thread waits for in compiled code
+        self.run: Any = None
 
     @property
     def waits(self) -> bool:
@@ -48,23 +73,91 @@ class Foreground:
         """Poll until ``request`` has ended; see :meth:`Request.wait`. Then run callbacks whose turn it is."""
         recorder = None if request.done else trace.recorder
         began = 0.0 if recorder is None else time.perf_counter()
-        before = callbacks.awaiting(request)
+        local = callbacks.local
+        before, local.awaited = local.awaited, request
         try:
             self._wait_for(request, timeout)
+        except BaseException:
+            callbacks.hand_over()
+            raise
         finally:
-            callbacks.awaiting(before)
+            local.awaited = before
             if recorder is not None:
                 say_waited(recorder, request, began)
         callbacks.run_waiting()
 
+    def finish(self, request: Request) -> bool:
+        """Wait for a run that no thread has polled, as a blocking call does; return whether that has ended it well.
+
+        It is the next one that would be polled, all the others in flight are compiled code's, and nothing is known of
+        trouble: else, and where it takes long, what the engine does for an operation has to be done.
+        """
+        begun, notices = self._engine.begun, request.notices
+        if not begun or begun[0] is not request or request.followers or trace.recorder is not None:
+            return False
+        if notices is not None and (notices.troubled or notices.belated):
+            return False
+        if None in map(_run_of, self._engine.active):  # what is not compiled code's would stand still
+            return False
+        run = self.run = request.run
+        self._waiting += 1
+        try:
+            ended = run.wait(_NATIVELY, 0.0)
+            for waited in _WAITED:
+                if ended or not self._undisturbed(request):
+                    break
+                ended = run.wait(_NATIVELY, waited)
+        finally:
+            self.run = None
+            self._waiting -= 1
+        if not ended or run.failure() is not None:
+            return False
+        lock = self._engine.lock
+        with deferral:
+            if not lock.acquire(blocking=False):
+                return False
+            try:
+                if notices is not None and (notices.poll() or notices.troubled or notices.belated):
+                    return False
+                if not begun or begun[0] is not request:
+                    return False
+                begun.popleft()
+                request.land()
+            finally:
+                lock.release()
+            if request.followers:  # since the last look
+                request.run_callbacks()
+        return True
+
+    def _undisturbed(self, request: Request) -> bool:
+        """Poll the notices of an operation that takes long; tell whether it is alone, in time, and nothing is wrong."""
+        begun, lock, notices = self._engine.begun, self._engine.lock, request.notices
+        with deferral:
+            if not lock.acquire(blocking=False):
+                return False
+            try:
+                if self._engine.active or len(begun) != 1 or begun[0] is not request:
+                    return False
+                if time.monotonic() > request.deadline:
+                    return False
+                if notices is None:
+                    return True
+                notices.begin(request.number)  # other ranks may ask for it
+                return not (notices.poll() or notices.troubled or notices.belated)
+            finally:
+                lock.release()
+
     def _wait_for(self, request: Request, timeout: float | None) -> None:
         began = time.monotonic()
         deadline = None if timeout is None else began + check_timeout(timeout)
-        if request.run is not None and not request.done and (timeout is None or timeout > _NATIVELY):
-            # A run that no thread has polled yet is left to compiled code, which needs no lock of the engine.
+        run = request.run
+        if run is None and None not in map(_run_of, self._engine.active):
+            run = request.pending.run
+        if run is not None and not (request.done or run.done()) and (timeout is None or timeout > _NATIVELY):
+            # It is left to compiled code, which needs no lock of the engine.
             self._waiting += 1
             try:
-                self._wait(request.run)
+                self._wait(run)
             finally:
                 self._waiting -= 1
 
@@ -116,7 +209,8 @@ class Foreground:
                     time.sleep(self.pause(between))
         finally:
             self._waiting -= 1
-            self._engine.hand_over()
+            if self._engine.active or self._engine.begun:
+                self._engine.hand_over()
 
     def wait_natively(self, request: Request | None = None, waited: float = 0.0) -> bool:
         """Wait for an operation of the compiled engine if nothing else is in flight; return whether that was so.
@@ -126,27 +220,21 @@ class Foreground:
             waited: seconds for which this thread has waited for it.
         """
         engine = self._engine
-        runs = [active._pending.run for active in engine._active]
+        runs = list(map(_run_of, engine.active))
         if not runs or None in runs:
             return False
-        run = None if request is None else request._pending.run
-        if not self._wait(runs[0] if run is None else run, waited) and engine._lock.busy():
+        run = None if request is None else request.pending.run
+        if not self._wait(runs[0] if run is None else run, waited) and engine.lock.busy():
             time.sleep(SLEEP_MIN)  # the engine may ask Python for a step that another thread will take
         return True
 
     def _wait(self, run: Any, waited: float = 0.0) -> bool:
         """Wait in compiled code until an operation has ended, or there is something to do in Python."""
-        self._run = run
+        self.run = run
         try:
             return bool(run.wait(_NATIVELY, waited))
         finally:
-            self._run = None
-
-    def recall(self) -> None:
-        """Make a thread that waits in compiled code look at newly started operations."""
-        run = self._run
-        if run is not None:
-            run.recall()
+            self.run = None
 
     def _wait_for_messages(self, least: float) -> bool:
         """Wait until a message that operations wait for is there, for some milliseconds at most.
@@ -155,11 +243,11 @@ class Foreground:
             Whether it has waited: not if there is more to poll, or another thread polls.
         """
         engine = self._engine
-        if not engine._lock.acquire(blocking=False):
+        if not engine.lock.acquire(blocking=False):
             return False
         try:
-            return engine._lock.wait(
-                engine._active,
+            return engine.lock.wait(
+                engine.active,
                 engine.quiet(),
                 least=least,
                 most=_SLEEP_MAX,
@@ -167,7 +255,7 @@ class Foreground:
                 longest=LISTEN,
             )
         finally:
-            engine._lock.release()
+            engine.lock.release()
 
     def pause(self, least: float, share: float = _SLEEP_SHARE) -> float:
         """Return the seconds between two polls: at least ``least``, and a share of the time without any progress."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy.typing as npt
 from mpi4py import MPI
 
-from hybridcomp.arrays import DType, Flat
+from hybridcomp.arrays import DType, Flat, narrow, widen
 from hybridcomp.collectives.buffers import typed
 from hybridcomp.collectives.execution.post_queue import PostTicket
 from hybridcomp.collectives.execution.steps import Pending, Ready, Steps
-from hybridcomp.collectives.execution.widths import Array, narrow, widen
 from hybridcomp.collectives.memory import same_memory
 
 AVG = "avg"
+Array = npt.NDArray[Any]
 
 
 def reduction_of(op: MPI.Op | str) -> str:

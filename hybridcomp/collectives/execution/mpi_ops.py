@@ -62,6 +62,12 @@ def fold_of(op: Any, dtype: DType) -> str:
     return name if dtype in _ENGINES.get(name, ()) else ""
 
 
+def made_anew(op: MPI.Op, *, sums: bool = False) -> bool:
+    """Tell whether an operator is one made here for some datatypes; for ``sums`` see :func:`same_on_all`."""
+    name = _NAMES.get(op.handle)
+    return name is not None and (sums or name != "sum")
+
+
 def same_on_all(op: MPI.Op, datatype: MPI.Datatype | None, *, sums: bool = False) -> MPI.Op:
     """Return the operator by which MPI reduces: one made here for floats, else ``op`` itself.
 
@@ -72,9 +78,8 @@ def same_on_all(op: MPI.Op, datatype: MPI.Datatype | None, *, sums: bool = False
         datatype: datatype of the elements; None if it is not known.
         sums: whether ``MPI.SUM``, too, is one made here: where ranks add up the same elements each for itself.
     """
-    name = _NAMES.get(op.handle, "")
     kind = None if datatype is None else _KINDS.get(datatype.handle)
-    made = None if not name or kind is None or (name == "sum" and not sums) else _made(name, kind)
+    made = _made(_NAMES[op.handle], kind) if kind is not None and made_anew(op, sums=sums) else None
     return made or op
 
 

@@ -35,7 +35,7 @@ def in_flight(requests: Iterable[Request], ranks: Sequence[int]) -> list[InFligh
         if now - request.began > _ASKED_AFTER and len(found) < _MOST_ASKED:
             awaits = request.awaits()
         named = sorted(ranks[peer] for peer in awaits if 0 <= peer < len(ranks) and ranks[peer] >= 0)
-        common = request._notices is not None
+        common = request.notices is not None
         since = wall - (now - request.began)
         found.append(InFlight(op, axis, f"{request.communicator:x}", number * common, since, tuple(named)))
     return found

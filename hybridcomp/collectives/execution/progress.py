@@ -20,13 +20,12 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from operator import attrgetter
 
 from mpi4py import MPI
 
 from hybridcomp import trace
-from hybridcomp.collectives.execution.background import Attended, Background
-from hybridcomp.collectives.execution.completion import Name, in_words
+from hybridcomp.collectives.execution.background import Background
 from hybridcomp.collectives.execution.foreground import LISTEN, SLEEP_MIN, Foreground
 from hybridcomp.collectives.execution.observing import world_ranks
 from hybridcomp.collectives.execution.request import Request
@@ -35,10 +34,11 @@ from hybridcomp.collectives.execution.traced_waits import say_waited
 from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.collectives.failure.blocked import await_threads
 from hybridcomp.collectives.failure.notices import Leaving, Notices
+from hybridcomp.collectives.failure.release import collect, keep
 from hybridcomp.collectives.failure.signals import deferral
-from hybridcomp.collectives.failure.supervision import OF_ANY_MESSAGE, close, distrusted, forsake, heed
-from hybridcomp.collectives.failure.watchdog import watch_process, watched
-from hybridcomp.errors import ConfigError
+from hybridcomp.collectives.failure.supervision import OF_ANY_MESSAGE, close, distrusted, forsake, heed, unmix
+from hybridcomp.collectives.failure.watchdog import Name, in_words, watch_process, watched
+from hybridcomp.errors import CollectiveTimeoutError, ConfigError, MismatchError
 from hybridcomp.pmi import ending, lifeline
 
 __all__ = ["Engine", "Request", "engine"]
@@ -48,7 +48,9 @@ _ROUND = 3e-3  # seconds of steps in one poll, before other threads may have the
 _LISTEN_IDLE = 0.1  # seconds between polls of notices while no operation is in flight
 _ANSWER_SECONDS = 1.0  # time for other ranks to say how far they are
 _EXIT_SECONDS = 5.0  # time that an exiting process gives its operations in flight
+_urgency = attrgetter("priority")
 _LEAVE_SECONDS = 1.0  # time that it gives its last notices
+_LEAVE_PAUSE = 0.5e-3  # seconds between its looks for answers to them
 
 
 class Engine:
@@ -56,15 +58,18 @@ class Engine:
 
     Attributes:
         foreground: threads that wait for operations.
-        attending: thread that waits for the operations it starts now; None if none does.
+        attending: thread that waits for the operations it starts now, so that the background thread can sleep on: it
+            polls a tenth of a second later even so, if no thread waits. None if no thread does.
+        lock: lock of whoever polls operations or adds to them.
+        active: operations in flight, the most urgent first, of equals the oldest; changed with the lock held.
         begun: operations that compiled code has posted and that no thread has polled yet; compiled code adds to it.
         thrown: error of a signal's handler that could not be deferred, thrown into a step; raised once no lock is held.
     """
 
     def __init__(self) -> None:
         self.begun: deque[Request] = deque()
-        self._lock = PollingLock()
-        self._active: list[Request] = []  # the most urgent first, of equals the oldest
+        self.lock = PollingLock()
+        self.active: list[Request] = []
         self._abandoned: list[Request] = []  # ended early: MPI may still write to their buffers
         self._listening: list[Notices] = []
         self._gone: dict[int, str] = {}  # ranks of the job whose processes have ended without a word
@@ -90,6 +95,7 @@ class Engine:
         notices: Notices | None = None,
         number: int = 0,
         communicator: int = 0,
+        run: object = None,
     ) -> Request:
         """Run the first step of an operation here; the other steps follow in the background or in ``wait``.
 
@@ -102,8 +108,10 @@ class Engine:
             notices: notices by which the ranks learn of its failure; None where not all ranks take part in it.
             number: sequence number of the operation, the same on all ranks.
             communicator: key of the operation's communicator, if it has one.
+            run: run of the compiled engine, if that has begun the operation: no step needs to run here then.
         """
-        self.check_process(what)
+        if os.getpid() != self._pid:
+            self.check_process(what)
         request = Request(
             self,
             steps,
@@ -115,22 +123,35 @@ class Engine:
             number=number,
             communicator=communicator,
         )
+        if run is not None:
+            request.run = run
+            self.begun.append(request)
+            self.poll_soon()
+            return request
         recorder = trace.recorder
         began = 0.0 if recorder is None else time.perf_counter()
         with deferral:
-            with self._lock:
+            lock = self.lock
+            if not lock.acquire(blocking=False):
+                lock.await_holder()
+            try:
                 self.begun.append(request)
                 ended = self._take_in()
+            finally:
+                lock.release()
             if recorder is not None:  # the first steps may have encoded messages
                 say_waited(recorder, request, began)
-            self._announce(ended)
-            if not request._ended:
+            if ended or self.thrown is not None:
+                self._announce(ended)
+            if not request.ended:
                 self.poll_soon()
         return request
 
     def poll_soon(self) -> None:
         """Make a thread poll started operations: one that waits, this one if it waits next, or the background."""
-        self.foreground.recall()
+        run = self.foreground.run
+        if run is not None:  # a thread that waits in compiled code must look at the new ones, too
+            run.recall()
         if self.attending != threading.get_ident():
             self._background.wake()
 
@@ -139,23 +160,56 @@ class Engine:
         ended: list[Request] = []
         while self.begun:
             request = self.begun.popleft()
-            notices, number = request._notices, request.number
+            notices, number = request.notices, request.number
             if notices is not None:
                 notices.begin(number)
-            while request._step() and not request._ended:
+            while request.step() and not request.ended:
                 pass
             self._moved = time.monotonic()
-            if request._ended:
+            if request.ended:
                 close(request)
                 ended.append(request)
             else:
-                insort(self._active, request, key=_urgency)
+                insort(self.active, request, key=_urgency)
             # Its first step has run even so: MPI must find operations that it matches by order posted on all ranks.
             if notices is not None and (
                 notices.news or notices.belated or number in notices.failures or notices.left
             ):
                 ended += self._apply(notices)
         return ended
+
+    def refuse(self, notices: Notices, number: int, error: Exception) -> None:
+        """Notify the other ranks of an operation whose arguments this rank has refused, before it began anything."""
+        if os.getpid() != self._pid:
+            return  # a forked process is no rank, and a thread of its parent may have held the lock
+        with self.lock:
+            notices.begin(number, refused=True)
+            notices.tell(number, error, refused=True)
+            notices.end(number, well=False)
+        self._background.wake()
+
+    def await_refusals(self, notices: Notices, what: str, timeout: float) -> None:
+        """Wait until all ranks have refused the operations that this one has refused, before it starts another.
+
+        Raises:
+            MismatchError: a rank has begun one of them.
+            CollectiveTimeoutError: nobody has, but not all have refused it in time.
+        """
+        deadline = time.monotonic() + timeout
+
+        def decided() -> bool:
+            with self.lock:
+                notices.poll()
+            return notices.undecided is None or notices.begun_by is not None or time.monotonic() > deadline
+
+        self.attend(decided)
+        number = notices.undecided
+        if number is None:
+            return
+        refused = f"{what}: number {number} was refused here"
+        if notices.begun_by is None:
+            raise CollectiveTimeoutError(f"{refused}, and not by all other ranks within {timeout:g} s")
+        raise MismatchError(f"{refused}, and rank {notices.begun_by} has begun it: make a new communicator")
 
     def check_process(self, what: str | Name) -> None:
         """Raise ConfigError in a process forked after the engine's start; ``what`` names an operation of MPI."""
@@ -164,66 +218,64 @@ class Engine:
                 f"{in_words(what)}: MPI cannot be used in a process forked after it was initialised"
             )
 
-    def attended(self) -> AbstractContextManager[None]:
-        """Enclose a block whose thread waits next for operations it starts inside: the background thread can sleep on.
-
-        The background thread polls a tenth of a second later even so, if no thread waits.
-        """
-        return Attended(self)
-
     def listen(self, notices: Notices) -> None:
         """Poll a communicator's notices from now on."""
-        with self._lock:
+        with self.lock:
             self._listening.append(notices)
             self._lose(notices, self._gone)
         self._background.wake()
 
     def silence(self, notices: Notices) -> None:
         """Poll a communicator's notices no more."""
-        with self._lock:
+        with self.lock:
             self._listening.remove(notices)
             notices.close()
 
     def in_flight(self, notices: Notices) -> bool:
         """Tell whether operations of a communicator are in flight."""
-        with self._lock:
-            return any(request._notices is notices for request in [*self._active, *self.begun])
+        with self.lock:
+            return any(request.notices is notices for request in [*self.active, *self.begun])
 
     def operations(self, communicator: int) -> list[Request]:
         """Return the operations in flight of the communicator with that key; takes no lock."""
-        return [one for one in [*self._active, *self.begun] if one.communicator == communicator]
+        return [one for one in [*self.active, *self.begun] if one.communicator == communicator]
+
+    def unfinished(self, communicator: int) -> list[Request]:
+        """Return the operations of a communicator that have not ended; each one's callbacks run after this."""
+        with self.lock:
+            return self.operations(communicator)
 
     def hand_over(self) -> None:
         """Let the background thread go on with the operations in flight, since the calling thread polls no longer."""
-        if not self.idle:
-            self._background.wake()
+        self._background.wake()
 
     def cancel(self, request: Request) -> bool:
         """Cancel a receive: see :meth:`Request.cancel`."""
         with deferral:
-            with self._lock:
+            with self.lock:
                 ended = self._take_in()
-                cancelled = request._cancel()
+                cancelled = request.try_cancel()
             self._announce(ended)
         return cancelled
 
     def poll(self) -> bool:
         """Advance every operation that can step; return whether any ended. Gives way if another thread polls."""
         with deferral:
-            if not self._lock.acquire(blocking=False):
+            if not self.lock.acquire(blocking=False):
                 return False
             try:
                 ended = self._advance()
             finally:
-                self._lock.release()
-            self._announce(ended)
+                self.lock.release()
+            if ended or self.thrown is not None:
+                self._announce(ended)
         return bool(ended)
 
     def _announce(self, ended: Iterable[Request]) -> None:
         """Run the callbacks of ended operations; no lock is held. Then raise the error that was thrown into a step."""
         for request in ended:
             try:
-                request._run_callbacks()
+                request.run_callbacks()
             except BaseException as error:
                 self.thrown = error
         thrown, self.thrown = self.thrown, None
@@ -234,15 +286,15 @@ class Engine:
         """Run the steps that can run, until an operation has ended; return the operations that have ended."""
         if self.begun and (ended := self._take_in()):
             return ended
-        active = self._active
+        active = self.active
         began = polled = time.monotonic()
         moved = False
         at = 0
         while at < len(active):
             request = active[at]
-            if request._step():
+            if request.step():
                 moved = True
-                if request._ended:
+                if request.ended:
                     break
                 now = time.monotonic()
                 if now - began > _ROUND:
@@ -250,14 +302,14 @@ class Engine:
                 if now - polled > _URGENT:
                     at, polled = 0, now
                 continue
-            if began > request._deadline:
+            if began > request.deadline:
                 self._late(request)
-                if request._ended:
+                if request.ended:
                     break
             at += 1
         if moved:
             self._moved = time.monotonic()
-        if at < len(active) and active[at]._ended:
+        if at < len(active) and active[at].ended:
             request = active.pop(at)
             close(request)
             error = request.exception
@@ -271,20 +323,20 @@ class Engine:
 
     def _late(self, request: Request) -> None:
         """End an operation whose time is over, once the other ranks have answered how far they are."""
-        notices = request._notices
-        if notices is not None and not request._asking:
-            request._asking = True
-            request._deadline = time.monotonic() + _ANSWER_SECONDS
+        notices = request.notices
+        if notices is not None and not request.asking:
+            request.asking = True
+            request.deadline = time.monotonic() + _ANSWER_SECONDS
             notices.ask(request.number)
             return
-        request._abandon(request.late())
+        request.abandon(request.late())
         self._abandoned.append(request)
 
     def _hear(self) -> list[Request]:
         """Poll the notices of communicators with waiting operations, sometimes of all; return the operations ended."""
         ended: list[Request] = []
         self._look_for_gone()
-        heard: Iterable[Notices] = {r._notices: None for r in self._active if r._notices is not None}
+        heard: Iterable[Notices] = {r.notices: None for r in self.active if r.notices is not None}
         if self._listened - self._listened_to_all > _LISTEN_IDLE:
             self._listened_to_all = self._listened
             heard = self._listening
@@ -292,6 +344,7 @@ class Engine:
             notices.poll()
             if notices.news or notices.left:
                 ended += self._apply(notices)
+            ended += self._removed(unmix(notices, [r for r in self.active if r.notices is notices]))
         return ended
 
     def _look_for_gone(self) -> None:
@@ -314,29 +367,29 @@ class Engine:
             broken, notices.broken = notices.broken, None
             notices.news = False
             return self._distrust(broken)
-        ended = heed(notices, [r for r in self._active if r._notices is notices])
+        ended = heed(notices, [r for r in self.active if r.notices is notices])
         if notices.left:
             if any(left.how == Leaving.CRASHED for left in notices.left.values()):
                 ending.leave_mpi()  # its end would wait for them
-            ended += forsake(notices, self._active)
+            ended += forsake(notices, self.active)
+        return self._removed(ended)
+
+    def _removed(self, ended: list[Request]) -> list[Request]:
+        """Take operations that have ended early out of those in flight; MPI may still write to their buffers."""
         for request in ended:
-            self._active.remove(request)
+            self.active.remove(request)
             self._abandoned.append(request)
         return ended
 
     def _distrust(self, broken: MPI.Exception) -> list[Request]:
         """End all operations in flight for an error of MPI's that may concern any of them; return them."""
-        ended = list(self._active)
-        self._active.clear()
+        ended = list(self.active)
+        self.active.clear()
         for request in ended:
-            request._abandon(distrusted(request, broken))
+            request.abandon(distrusted(request, broken))
             close(request)
             self._abandoned.append(request)
         return ended
-
-    def wait(self, request: Request, timeout: float | None) -> None:
-        """Poll until ``request`` has ended; see :meth:`Request.wait`."""
-        self.foreground.wait(request, timeout)
 
     def attend(self, until: Callable[[], bool], *, aside: bool = False) -> None:
         """Poll in this thread until a condition holds; see :meth:`Foreground.attend`."""
@@ -347,7 +400,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Tell whether nothing is in flight."""
-        return not (self._active or self.begun)
+        return not (self.active or self.begun)
 
     @property
     def listens(self) -> bool:
@@ -360,7 +413,7 @@ class Engine:
 
     def listen_idle(self) -> None:
         """Poll all notices while nothing is in flight."""
-        with self._lock:
+        with self.lock:
             if not MPI.Is_finalized():
                 self._look_for_gone()
                 # An operation that starts meanwhile finds the news; one that has begun to wait is polled next.
@@ -383,35 +436,53 @@ class Engine:
             while not self.idle and time.monotonic() < deadline:
                 if not self.poll() and not self.foreground.wait_natively():
                     time.sleep(self.foreground.pause(SLEEP_MIN))
+            if not _crash():  # of what MPI has not ended MPICH tells, as of users of a communicator
+                self._abandoned = [request for request in self._abandoned if not request.settled()]
         finally:
             # MPI_Finalize makes progress, too: messages that a peer sends even now must not be written to freed memory.
-            for request in [*self._active, *self.begun, *self._abandoned]:
+            for request in [*self.active, *self.begun, *self._abandoned]:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(request))
+            if not MPI.Is_finalized():
+                collect()
+            keep()
 
     def leave(self) -> None:
         """Tell the ranks of all communicators that this process ends; after everything else that runs at its exit."""
-        if os.getpid() != self._pid or MPI.Is_finalized() or not self._lock.acquire(blocking=False):
+        if os.getpid() != self._pid or MPI.Is_finalized() or not self.lock.acquire(blocking=False):
             return
         crash = _crash()
-        how = Leaving.CRASHED if crash else Leaving.WELL if self.idle else Leaving.BUSY
         try:
-            for notices in self._listening:
-                notices.poll()
-                notices.leave(crash or "its process has ended", how)
+            with watched("the exit of the process", _EXIT_SECONDS):
+                self._say_farewell(crash)
         finally:
-            self._lock.release()
+            self.lock.release()
         if not await_threads(_LEAVE_SECONDS):
             ending.leave_mpi()
+
+    def _say_farewell(self, crash: str) -> None:
+        """Tell the other ranks that this process ends, and wait until they have ended what has ended here.
+
+        Until then they may ask for its progress. MPI's end waits for them within a host, and not over TCP.
+        """
+        how = Leaving.CRASHED if crash else Leaving.WELL if self.idle else Leaving.BUSY
+        waits = []
+        for notices in self._listening:
+            notices.poll()
+            # Where something has failed, a rank may be gone that nobody knows of.
+            waiting = how is Leaving.WELL and not notices.failed
+            notices.leave(crash or "its process has ended", Leaving.WAITING if waiting else how)
+            if waiting:
+                waits.append(notices)
+        began = time.monotonic()
+        while waits:
+            waits = [notices for notices in waits if notices.waits_on(time.monotonic() - began)]
+            time.sleep(_LEAVE_PAUSE)
 
 
 def _crash() -> str:
     """Return the exception by which this program ends, in words; '' if it ends by none."""
     error = getattr(sys, "last_value", None)  # set once the traceback has been printed
     return "" if error is None else f"{type(error).__name__}: {error}"
-
-
-def _urgency(request: Request) -> int:
-    return request.priority
 
 
 _engine: Engine | None = None

@@ -39,7 +39,7 @@ class Pending(NamedTuple):
         poll: function called at the start of every poll: posts messages that have become ready meanwhile, and returns
             whether it did anything.
         source: origin of the events, for error messages.
-        run: run of the compiled engine, whose end is the event.
+        run: run of the compiled engine, whose end the step waits for, and for nothing else.
         sends: whether the requests are of sends, which are not cancelled where the operation ends early: MPICH 5
             crashes where it cancels some over UCX, and the standard deprecates it.
     """

@@ -39,10 +39,9 @@ def say_waited(recorder: trace.Recorder, request: Request | None, began: float) 
 
 def note_awake() -> None:
     """Note for how long this thread has been awake until now: it may wait for a future next."""
-    thread = threading.get_native_id()
-    counted = _schedstat(thread)
-    if counted is not None:
-        _awake[thread] = time.perf_counter(), time.thread_time() + counted[1]
+    awake = awake_seconds()
+    if awake is not None:
+        _awake[threading.get_native_id()] = time.perf_counter(), awake
 
 
 def say_slept(recorder: trace.Recorder, request: Request, thread: int) -> None:
@@ -71,6 +70,12 @@ def _record(recorder: trace.Recorder, request: Request | None, began: float, end
     recorder.waited(
         f"wait for {op}", began, ended, op=op, axis=axis, comm=f"{request.communicator:x}", n=number
     )
+
+
+def awake_seconds() -> float | None:
+    """Return the seconds for which this thread has run, or waited for a core, in all; None where nobody counts them."""
+    counted = _schedstat(threading.get_native_id())
+    return None if counted is None else time.thread_time() + counted[1]
 
 
 def _schedstat(thread: int) -> tuple[float, float] | None:

@@ -36,8 +36,11 @@ class PollingLock:
 
     def __enter__(self) -> None:
         deferral.__enter__()
-        if self._lock.acquire(blocking=False):
-            return
+        if not self._lock.acquire(blocking=False):
+            self.await_holder()
+
+    def await_holder(self) -> None:
+        """Acquire the lock, which another thread holds: it stops waiting for messages."""
         native = self._native
         if native is None:
             self._lock.acquire()
@@ -81,7 +84,7 @@ class PollingLock:
         """
         handles = []
         for request in active:
-            pending, arrived = request._pending, request._arrived
+            pending, arrived = request.pending, request.arrived
             if pending.poll is not None or arrived >= len(pending.requests):
                 return False
             awaited: MPI.Request | None = pending.requests[arrived]

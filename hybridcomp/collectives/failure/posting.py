@@ -54,6 +54,11 @@ class Outbox:
             if thread.is_alive():
                 self._stuck.append(thread)
 
+    @property
+    def unsent(self) -> bool:
+        """Tell whether messages are still to be sent."""
+        return bool(self._started or self._later)
+
     def poll(self) -> MPI.Exception | None:
         """Release the messages that have been sent, and start messages for which there was no thread.
 

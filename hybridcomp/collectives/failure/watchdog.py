@@ -12,14 +12,20 @@ from __future__ import annotations
 import functools
 import time
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hybridcomp.native import kernels
 
-if TYPE_CHECKING:
-    from hybridcomp.collectives.execution.completion import Name
-
 BETWEEN_SECONDS, LOOKS = 1.0, 10  # seconds between looks, and looks that must see the same
+# Name of an operation in error messages, put into words only if one is made: its kind and sequence number; the axis of
+# its communicator, this rank, and the number of ranks.
+Name = tuple[str, int, str, int, int]
+_NAMED = "{} number {} on axis {!r}, rank {} of {}"
+
+
+def in_words(what: str | Name) -> str:
+    """Return a name in the words of error messages."""
+    return what if isinstance(what, str) else _NAMED.format(*what)
 
 
 def watch_process(who: str) -> None:

@@ -9,19 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from hybridcomp.arrays import DType
+from hybridcomp.collectives.datatypes import BY_DTYPE, BY_HANDLE, DATATYPES, FLOAT16
 from hybridcomp.collectives.engine.programs import START_SECONDS
 from hybridcomp.collectives.execution import progress as engine
-from hybridcomp.collectives.requests import called_back
-from hybridcomp.collectives.stats import Call, StatRow, StatTable
+from hybridcomp.collectives.stats import Call, StatRow, StatTable, leaving
 from hybridcomp.native import kernels
 from hybridcomp.pmi.library import address
 
+# MPI's datatypes of arrays that mpi4py reads as they are. MPI's 16-bit floats are reduced otherwise than ours.
+_HANDLES = {dtype: DATATYPES[kind].handle for dtype, kind in BY_DTYPE.items() if kind is not DType.FLOAT16}
 _MOST_OPERATIONS = 4096
 _MOST_KINDS = 64  # kinds of arrays for each operation
 
 # Key of an operation: its name; id of the reduction, or root; name, phase and codec; the algorithm of a collective.
 Key = tuple[Any, ...]
-CODEC = 4  # index of the codec, which is a key only if it is a string
+CODEC = 4  # index of the codec, which is a key as a string or a codec, not as a choice
 
 
 class Shape(NamedTuple):
@@ -51,6 +54,13 @@ _SHAPES = {
 }
 
 
+_IN_PLACE = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+)  # their send buffer may be MPI's IN_PLACE
+
 # Kind of an operation on arrays: its statistics, and a program of the engine that runs it, or the arguments of MPI's
 # function up to the communicator, with 0 for a buffer, a peer or a tag.
 Kind = tuple[Call, list[int] | Any]
@@ -71,6 +81,7 @@ class Learnt:
     Args:
         rank: number of this rank in the communicator.
         table: table of its statistics.
+        away: for each rank, whether it is on another host.
 
     Attributes:
         operations: cached operations by key.
@@ -80,12 +91,15 @@ class Learnt:
         timeout: seconds that an operation may take.
     """
 
-    def __init__(self, rank: int, table: StatTable) -> None:
+    def __init__(self, rank: int, table: StatTable, away: list[bool]) -> None:
         self.operations: dict[Key, Any] = {}
         self.step = self.settled_from = 0
         self.where, self.timeout = "", 0.0
         self._rank = rank
         self._table = table
+        self._away = away
+        self._messages: dict[str, tuple[Any, str, str, str, bool]] = {}
+        self._passed: dict[tuple[str, str, str], list[Any]] = {}
 
     def find(self, key: Key, step: int) -> Any:
         """Return the operation of a key, at a training step."""
@@ -101,14 +115,15 @@ class Learnt:
             if what == "broadcast" and key[1] == self._rank:
                 send, recv = recv, send  # the root's array may be read-only
             operation = self.operations[key] = kernels().MpiOperation(
-                _library(),
+                library(),
                 address(shape.function),
                 send,
                 recv,
                 shape.request,
-                what == "all_reduce",
+                what in _IN_PLACE,
                 f"{what} {self.where}",
                 self.timeout,
+                self._away,
             )
         return operation
 
@@ -121,6 +136,8 @@ class Learnt:
             kind = ask(key, send, recv, op)
         except ForOnceError:
             return
+        except Exception:  # the usual way raises it
+            kind = None
         counted: _Counted | None = None
         arguments: list[int] = []
         program = None
@@ -131,17 +148,48 @@ class Learnt:
             else:
                 program = how
             counted = (self._table.row(call), call.raw_bytes, call.plain_bytes, op)
-        operation.learn(send, recv, counted, arguments, program)
+        aligned = max(alignment(send), alignment(recv))
+        operation.learn(send, recv, counted, arguments, program, aligned)
+
+    def passed(self, axis: str, op: str, reason: str) -> list[Any]:
+        """Return the totals of operations of a kind that are passed to MPI, which the caller counts.
+
+        They are calls, bytes of the values, bytes that are sent, seconds, and bytes that are sent to other hosts.
+        """
+        return self._passed.setdefault((axis, op, reason), [0, 0, 0, 0.0, 0])
+
+    def watch(self, messages: Any, axis: str, op: str, reason: str, *, sends: bool) -> None:
+        """Have the messages that compiled code starts be counted, with those before under another policy or axis."""
+        before = self._messages.pop(op, None)
+        if before is not None:
+            self._count_messages(*before)
+        self._messages[op] = messages, axis, op, reason, sends
+
+    def _count_messages(self, messages: Any, axis: str, op: str, reason: str, sends: bool) -> None:
+        calls, nbytes, between = messages.take()
+        if calls:
+            row = self._table.row(Call(axis, op, "none", reason, 0, 0))
+            self._table.count_all(row, calls, nbytes, nbytes * sends, 0.0, between * sends)
 
     def settle(self) -> None:
         """Count the operations that have ended and are not counted yet."""
+        for one in list(self._messages.values()):
+            self._count_messages(*one)
+        for (axis, op, reason), totals in self._passed.items():
+            calls, raw, sent, seconds, between = totals
+            totals[:] = 0, 0, 0, 0.0, 0
+            if calls:
+                row = self._table.row(Call(axis, op, "none", reason, 0, 0))
+                self._table.count_all(row, calls, raw, sent, seconds, between)
         for operation in list(self.operations.values()):
             self._settle(operation)
 
     def _settle(self, operation: Any) -> None:
         """Count the uncounted runs of an operation."""
-        for (row, raw, plain, _), calls, seconds, tally in operation.take():
-            self._table.count(row, calls, raw, plain, seconds, tally)
+        for (row, raw, plain, _), calls, seconds, tally, away in operation.take():
+            alone = row.op in ("send", "recv")
+            between = away * plain if alone else leaving(calls * plain, self._away)
+            self._table.count(row, calls, raw, plain, seconds, tally, between)
 
     def forget(self) -> None:
         """Count the operations that have ended, and drop the cache."""
@@ -149,15 +197,31 @@ class Learnt:
         self.operations.clear()
 
 
+def alignment(spec: Any) -> int:
+    """Return the bytes that a buffer's address must be a multiple of, for the kernels."""
+    if isinstance(spec, np.ndarray):
+        return int(spec.dtype.alignment)
+    if isinstance(spec, list | tuple):
+        return min(8, max(1, int(spec[-1].Get_size())))
+    return 1
+
+
 @functools.cache
-def _library() -> Any:
+def library() -> Any:
+    """Return the functions and objects of MPI that compiled code needs."""
     return kernels().MpiLibrary(
         address("MPI_Test"),
         np.ndarray,
+        MPI.Datatype,
         MPI.IN_PLACE,
         int(MPI.IN_PLACE),
         MPI.Exception,
-        called_back,
         engine.engine().begun,
         START_SECONDS,
+        _HANDLES,
+        [*((handle, dtype.itemsize) for handle, dtype in BY_HANDLE.items()), (FLOAT16.handle, 0)],
+        MPI._addressof(MPI.BYTE) - id(MPI.BYTE),
+        MPI._sizeof(MPI.Datatype),
+        MPI.Request,
+        MPI._addressof(MPI.REQUEST_NULL) - id(MPI.REQUEST_NULL),
     )

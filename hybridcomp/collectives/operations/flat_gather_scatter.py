@@ -1,7 +1,8 @@
 """Start gathers, scatters, all-gathers and all-to-alls of flat buffers, of equal parts or of any.
 
 ``extents`` are the first element and the element count of each rank's part; ranks that know only their own part give
-None, and the policy is then asked about a large message, alike on all ranks.
+None, and the policy is then asked about a large message, alike on all ranks. Parts below its ``min_bytes``, whose size
+both ends know, travel as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.algorithms.schedules import OperationKey
-from hybridcomp.collectives.buffers import part, raw
+from hybridcomp.collectives.buffers import elements, part
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
@@ -43,15 +44,20 @@ def allgather(
     own = slice(comm.rank * n, (comm.rank + 1) * n)
     if overlap(send, recv) and not same_memory(send.data, recv.data[own]):
         send = copied(send)
-    choice = comm._choose("all_gather", send, name, phase, codec)
+    choice = comm.choose("all_gather", send, name, phase, codec)
     about = {"count": n, "dtype": send.dtype, "name": name}
-    call = comm._call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
+    call = comm.new_call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
 
     def post(s: Flat, r: Flat) -> MPI.Request:
-        return comm.mpi.Iallgather(MPI.IN_PLACE if same_memory(s.data, r.data[own]) else raw(s), raw(r))
+        return comm.mpi.Iallgather(
+            MPI.IN_PLACE if same_memory(s.data, r.data[own]) else elements(s), elements(r)
+        )
 
     key = OperationKey.of("all_gather", choice, send.dtype, (n,) * p)
-    return _start_exchange(comm, post, key, call, Operands(send, recv, device), algorithm)
+    operands = Operands(send, recv, device)
+    return comm.start_sparing(key, call, operands) or _start_exchange(
+        comm, post, key, call, operands, algorithm
+    )
 
 
 def bcast(
@@ -64,21 +70,21 @@ def bcast(
     algorithm: str | None = None,
 ) -> Request:
     """Start a broadcast of ``buf`` from ``root``."""
-    comm._check_rank(root, "root")
+    comm.check_rank(root, "root")
     device = together(buf)
-    choice = comm._choose("broadcast", buf, name, phase, codec)
+    choice = comm.choose("broadcast", buf, name, phase, codec)
     down = len(family(root, comm.rank, comm.size)[1])
     about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": name}
-    call = comm._call("broadcast", choice, buf.nbytes, down * buf.nbytes, **about)
+    call = comm.new_call("broadcast", choice, buf.nbytes, down * buf.nbytes, **about)
     loads = comm.rank == root
     if not choice.compresses:
-        return comm._native(
-            lambda _, r, ticket, events: native(lambda: comm.mpi.Ibcast(raw(r), root), ticket, events),
+        return comm.start_native(
+            lambda _, r, ticket, events: native(lambda: comm.mpi.Ibcast(elements(r), root), ticket, events),
             call,
             Operands(None, buf, device, loads=loads),
         )
     key = OperationKey.of("broadcast", choice, buf.dtype, (buf.size,), root=root)
-    return comm._scheduled(key, call, Operands(buf, buf, device), algorithm=algorithm)
+    return comm.start_scheduled(key, call, Operands(buf, buf, device), algorithm=algorithm)
 
 
 def allgatherv(
@@ -98,20 +104,21 @@ def allgatherv(
     if overlap(send, recv) and not same_memory(send.data, recv.data[start : start + n]):
         send = copied(send)
     total = sum(size for _, size in extents)
-    choice = comm._choose("all_gather", send, name, phase, codec, elements=total // comm.size)
+    choice = comm.choose("all_gather", send, name, phase, codec, elements=total // comm.size)
     about = {"counts": [size for _, size in extents], "dtype": send.dtype, "name": name}
-    call = comm._call("all_gather", choice, recv.nbytes, (comm.size - 1) * send.nbytes, **about)
+    call = comm.new_call("all_gather", choice, recv.nbytes, (comm.size - 1) * send.nbytes, **about)
 
     def written() -> list[tuple[int, int]]:
         return byte_extents(extents, recv.dtype.itemsize)
 
     def post(s: Flat, r: Flat) -> MPI.Request:
-        source = MPI.IN_PLACE if same_memory(s.data, r.data[start : start + n]) else raw(s)
+        source = MPI.IN_PLACE if same_memory(s.data, r.data[start : start + n]) else elements(s)
         return comm.mpi.Iallgatherv(source, raw_parts(r, extents))
 
     counts = _counts_of(extents)
     key = OperationKey.of("all_gather", choice, send.dtype, counts, receives=tuple(extents))
-    return _start_exchange(comm, post, key, call, Operands(send, recv, device, written=written))
+    operands = Operands(send, recv, device, written=written)
+    return comm.start_sparing(key, call, operands) or _start_exchange(comm, post, key, call, operands)
 
 
 def gather(
@@ -128,7 +135,7 @@ def gather(
 
     ``recv`` is used at the root alone; elsewhere the counts of ``extents`` are 0.
     """
-    comm._check_rank(root, "root")
+    comm.check_rank(root, "root")
     at_root = comm.rank == root
     equal = extents is None
     device = together(send, recv)
@@ -143,20 +150,20 @@ def gather(
         if overlap(send, recv) and not same_memory(send.data, recv.data[start : start + n]):
             send = copied(send)
     total = comm.size * send.size if equal else MANY
-    choice = comm._choose("gather", send, name, phase, codec, elements=total)
+    choice = comm.choose("gather", send, name, phase, codec, elements=total)
     about = {"count": send.size if equal else None, "dtype": send.dtype, "root": root, "name": name}
-    call = comm._call("gather", choice, send.nbytes, 0 if at_root else send.nbytes, **about)
+    call = comm.new_call("gather", choice, send.nbytes, 0 if at_root else send.nbytes, **about)
     parts = extents
     if not equal:
         to_root = tuple(send.size if q == root else 0 for q in range(comm.size))
         call.exchanged = (to_root, _counts_of(parts))
 
     def post(s: Flat, r: Flat | None) -> MPI.Request:
-        source: Any = raw(s)
+        source: Any = elements(s)
         if r is not None and same_memory(s.data, part(r, *parts[root]).data):
             source = MPI.IN_PLACE
         if equal:
-            return comm.mpi.Igather(source, None if r is None else raw(r), root)
+            return comm.mpi.Igather(source, None if r is None else elements(r), root)
         return comm.mpi.Igatherv(source, None if r is None else raw_parts(r, parts), root)
 
     def written() -> list[tuple[int, int]]:
@@ -164,7 +171,8 @@ def gather(
 
     counts = _counts_of(parts) if at_root else _own_count(comm, send.size)
     receives = tuple(parts) if at_root else None
-    key = OperationKey.of("gather", choice, send.dtype, counts, root=root, receives=receives)
+    least = 0 if equal else choice.min_bytes
+    key = OperationKey.of("gather", choice, send.dtype, counts, root=root, receives=receives, least=least)
     return _start_exchange(comm, post, key, call, Operands(send, recv, device, written=written))
 
 
@@ -182,7 +190,7 @@ def scatter(
 
     ``send`` is used at the root alone; elsewhere the counts of ``extents`` are 0.
     """
-    comm._check_rank(root, "root")
+    comm.check_rank(root, "root")
     equal = extents is None
     device = together(send, recv)
     if extents is None:
@@ -196,27 +204,28 @@ def scatter(
         if overlap(send, recv) and not same_memory(recv.data, send.data[start : start + n]):
             send = copied(send)
     total = comm.size * recv.size if equal else MANY
-    choice = comm._choose("scatter", recv, name, phase, codec, elements=total)
+    choice = comm.choose("scatter", recv, name, phase, codec, elements=total)
     sent = 0 if send is None else send.nbytes - recv.nbytes
     about = {"count": recv.size if equal else None, "dtype": recv.dtype, "root": root, "name": name}
-    call = comm._call("scatter", choice, recv.nbytes, sent, **about)
+    call = comm.new_call("scatter", choice, recv.nbytes, sent, **about)
     parts = extents
     if not equal:
         from_root = tuple(recv.size if q == root else 0 for q in range(comm.size))
         call.exchanged = (_counts_of(parts), from_root)
 
     def post(s: Flat | None, r: Flat) -> MPI.Request:
-        target: Any = raw(r)
+        target: Any = elements(r)
         if s is not None and same_memory(r.data, part(s, *parts[root]).data):
             target = MPI.IN_PLACE
         if equal:
-            return comm.mpi.Iscatter(None if s is None else raw(s), target, root)
+            return comm.mpi.Iscatter(None if s is None else elements(s), target, root)
         return comm.mpi.Iscatterv(None if s is None else raw_parts(s, parts), target, root)
 
     at_root = comm.rank == root
     counts = _counts_of(parts) if at_root else _own_count(comm, recv.size)
     sends = tuple(parts) if at_root else None
-    key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root, sends=sends)
+    least = 0 if equal else choice.min_bytes
+    key = OperationKey.of("scatter", choice, recv.dtype, counts, root=root, sends=sends, least=least)
     return _start_exchange(comm, post, key, call, Operands(send, recv, device))
 
 
@@ -245,26 +254,36 @@ def alltoallv(
             f"{incoming[comm.rank][1]}: these must be equal"
         )
     device = together(send, recv)
-    if overlap(send, recv):
-        send = copied(send)
+    in_place = send is recv
     away = sum(n for q, (_, n) in enumerate(outgoing) if q != comm.rank) * send.dtype.itemsize
     total = MANY if largest is None else largest * comm.size
-    choice = comm._choose("all_to_all", send, name, phase, codec, elements=total)
-    call = comm._call("all_to_all", choice, send.nbytes, away, largest=largest, dtype=send.dtype, name=name)
+    choice = comm.choose("all_to_all", send, name, phase, codec, elements=total)
+    call = comm.new_call(
+        "all_to_all", choice, send.nbytes, away, largest=largest, dtype=send.dtype, name=name
+    )
     if largest is None:
         call.exchanged = (_counts_of(outgoing), _counts_of(incoming))
 
     def written() -> list[tuple[int, int]]:
         return byte_extents(incoming, recv.dtype.itemsize)
 
-    def post(s: Flat, r: Flat) -> MPI.Request:
+    def post(s: Flat | None, r: Flat) -> MPI.Request:
+        # In place as on other ranks, whose buffers may go to MPI as they are: messages of the two forms do not match.
         if largest is None:
-            return comm.mpi.Ialltoallv(raw_parts(s, outgoing), raw_parts(r, incoming))
-        return comm.mpi.Ialltoall(raw(s), raw(r))
+            return comm.mpi.Ialltoallv(
+                MPI.IN_PLACE if s is None else raw_parts(s, outgoing), raw_parts(r, incoming)
+            )
+        return comm.mpi.Ialltoall(MPI.IN_PLACE if s is None else elements(s), elements(r))
 
-    key = OperationKey.of(
-        "all_to_all", choice, send.dtype, (), sends=tuple(outgoing), receives=tuple(incoming)
-    )
+    sends, receives = tuple(outgoing), tuple(incoming)
+    least = choice.min_bytes if largest is None else 0
+    key = OperationKey.of("all_to_all", choice, send.dtype, (), sends=sends, receives=receives, least=least)
+    if in_place and not key.compresses:
+        return _start_exchange(
+            comm, post, key, call, Operands(None, recv, device, loads=True, written=written)
+        )
+    if overlap(send, recv):
+        send = copied(send)
     return _start_exchange(comm, post, key, call, Operands(send, recv, device, written=written))
 
 
@@ -288,14 +307,14 @@ def _start_exchange(
 ) -> Request:
     """Start a gather, scatter, all-gather or all-to-all: by MPI with ``post`` if nothing is compressed."""
     if not key.compresses:
-        return comm._native(
+        return comm.start_native(
             lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events), call, operands
         )
-    return comm._scheduled(key, call, operands, algorithm=algorithm)
+    return comm.start_scheduled(key, call, operands, algorithm=algorithm)
 
 
 def raw_parts(flat: Flat, extents: Extents) -> list[Any]:
-    """Return an mpi4py specification of the bytes of parts."""
-    data, datatype = raw(flat)
-    parts = byte_extents(extents, flat.dtype.itemsize)
+    """Return an mpi4py specification of parts."""
+    data, datatype = elements(flat)
+    parts = byte_extents(extents, flat.dtype.itemsize) if datatype == MPI.BYTE else extents
     return [data, [n for _, n in parts], [start for start, _ in parts], datatype]

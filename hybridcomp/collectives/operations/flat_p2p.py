@@ -15,10 +15,13 @@ from hybridcomp.collectives.data_path import framing as p2p
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.data_path.links import Link
+from hybridcomp.collectives.data_path.unexpected import Drawn, Match, receive_array, receive_drawn
 from hybridcomp.collectives.device.data_path import DeviceCarrier
+from hybridcomp.collectives.device.through_host import through_host
 from hybridcomp.collectives.engine.messages import MessagePrograms, receiving, sending
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
+from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.memory import together
 from hybridcomp.collectives.mpi_starting import MpiStarter
 from hybridcomp.collectives.starting import Operands
@@ -51,17 +54,17 @@ def send(
         mode: name of MPI's method.
         frame: whether to encode the message whatever the policy says.
     """
-    comm._check_rank(dest, "dest")
+    comm.check_rank(dest, "dest")
     device = together(data)
     choice = choose_send(comm, data, name, phase, codec)
     framed = frame or choice.compresses
-    call = comm._call("send", choice, data.nbytes, data.nbytes)
+    call = comm.new_call("send", choice, data.nbytes, data.nbytes, peer=dest)
     if call.traced:
-        call.place = {"peer": comm._ranks[dest], "tag": tag}
-    t = comm._p2p_transport
+        call.place = {"peer": comm.world_ranks[dest], "tag": tag}
+    t = comm.message_transport
     if not framed:
         post = getattr(t.comm, mode)
-        return comm._native(
+        return comm.start_native(
             lambda s, _, ticket, events: native(
                 lambda: t.start(dest, lambda: post(raw(s), dest, tag)), ticket, events, dest
             ),
@@ -77,11 +80,11 @@ def send(
     if programs is not None and link is None and mode == "Isend" and dest in t.contacts.met:
         program = programs.send(choice.codec, data.dtype, data.size)
         if program is not None:
-            return comm._posted(sending(program, data, dest, tag, carrier), call, common=False)
+            return comm.start_posted(sending(program, data, dest, tag, carrier), call, common=False)
     encodes = bool(device) and has_driver(choice.codec) and link is None
     if encodes:
         carrier = DeviceCarrier(t, choice.codec, data.dtype, call, device)
-    return comm._native(
+    return comm.start_native(
         lambda s, _, ticket, _events: p2p.send_message(carrier, s, dest, tag, mode, ticket, link),
         call,
         Operands(data, None, device),
@@ -101,13 +104,13 @@ def recv(
 ) -> Request:
     """Start a receive; the request's ``status``, which the caller may give, tells source and count."""
     if source != MPI.ANY_SOURCE:
-        comm._check_rank(source, "source")
+        comm.check_rank(source, "source")
     status = MPI.Status() if status is None else status
-    call = comm._plain_call("recv", out.nbytes, 0)
-    t = comm._p2p_transport
+    call = comm.new_plain_call("recv", out.nbytes, 0)
+    t = comm.message_transport
     device = together(out)
     if not may_be_encoded(comm, out.dtype, codec):
-        return comm._native(
+        return comm.start_native(
             lambda _, r, ticket, events: native(
                 lambda: t.comm.Irecv(raw(r), source, tag), ticket, events, source, status
             ),
@@ -124,12 +127,12 @@ def recv(
         program = programs.recv(codecs, out.dtype, out.size)
         if program is not None:
             steps = receiving(program, out, source, tag, status, carrier)
-            return comm._posted(steps, call, status=status, common=False)
+            return comm.start_posted(steps, call, status=status, common=False)
     longest = p2p.room(codecs, out.size, out.dtype)
     if device:
         direct = t.direct and all(map(has_driver, codecs))
         carrier = DeviceCarrier(t, NONE, out.dtype, call, device, direct=direct, others=codecs)
-    return comm._native(
+    return comm.start_native(
         lambda _, r, ticket, _events: p2p.receive_message(carrier, r, longest, source, tag, status, ticket),
         call,
         Operands(None, out, device),
@@ -140,15 +143,35 @@ def recv(
     )
 
 
+def recv_drawn(comm: MpiStarter, message: Drawn, out: Flat, status: MPI.Status) -> Request:
+    """Start to receive a message that a probe has taken from MPI."""
+    call = comm.new_plain_call("recv", out.nbytes, 0)
+    t = comm.message_transport
+    device = together(out)
+    carrier = Carrier(t, NONE, out.dtype, call)
+
+    def steps(_: Any, r: Any) -> Steps:
+        return receive_drawn(carrier, message, r, status)
+
+    if not device:
+        return comm.start_steps(steps(None, out), call, status=status, common=False)
+
+    def written() -> list[tuple[int, int]]:
+        return [(0, status.Get_count(MPI.BYTE))]
+
+    staged = through_host(t, device, None, out, steps, written=written)
+    return comm.start_steps(staged, call, status=status, common=False)
+
+
 def recv_array(
-    comm: MpiStarter, source: int, tag: int, most_bytes: int, status: MPI.Status | None
+    comm: MpiStarter, source: int, tag: int, most_bytes: int, status: MPI.Status | None, match: Match
 ) -> tuple[Request, list[Any]]:
     """Start to receive a framed message of any length; return the request, and a list that will hold the array."""
     if source != MPI.ANY_SOURCE:
-        comm._check_rank(source, "source")
+        comm.check_rank(source, "source")
     status = MPI.Status() if status is None else status
-    call = comm._plain_call("recv", 0, 0)
-    carrier = Carrier(comm._p2p_transport, NONE, DType.UINT8, call)
+    call = comm.new_plain_call("recv", 0, 0)
+    carrier = Carrier(comm.message_transport, NONE, DType.UINT8, call)
     arrays: list[Any] = []
 
     def keep(dtype: DType, n: int) -> Array:
@@ -156,20 +179,20 @@ def recv_array(
         values: Array = arrays[0].view(dtype.storage)
         return values
 
-    steps = p2p.receive_array(carrier, keep, most_bytes, source, tag, status)
-    return comm._start(steps, call, status=status, common=False), arrays
+    steps = receive_array(carrier, keep, most_bytes, source, tag, status, match)
+    return comm.start_steps(steps, call, status=status, common=False), arrays
 
 
 def _programs_now(comm: MpiStarter, device: list[DeviceArray]) -> MessagePrograms | None:
     """Return the engine's programs, which post at once; None where a message may not be posted now."""
-    return None if device or not comm._p2p_transport.post_queue.empty else comm._message_programs
+    return None if device or not comm.message_transport.post_queue.empty else comm.message_programs
 
 
 def choose_send(
     comm: MpiStarter, data: Flat, name: str | None, phase: str | None, codec: CodecLike
 ) -> Choice:
     """Choose the codec of a send; ``none`` for elements other than floats."""
-    choice = comm._choose("send", data, name, phase, codec)
+    choice = comm.choose("send", data, name, phase, codec)
     if choice.compresses and not data.dtype.is_float:
         return Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
     return choice

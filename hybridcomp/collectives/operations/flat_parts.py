@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from hybridcomp.arrays import Flat
+from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import LinearCodec
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.data_path.carrier import Carrier
@@ -40,10 +40,45 @@ class Extent(Protocol):
         """Return the number of the part's elements."""
 
 
+class Together:
+    """Parts of an array that one operation carries, of arrays alike, and what follows from the parts.
+
+    Attributes:
+        parts: the parts, at least one.
+        counts: number of elements of each.
+        extents: first element and number of elements of each.
+        size: number of elements in all.
+        names: their names, in words.
+    """
+
+    def __init__(self, parts: Sequence[Extent]) -> None:
+        """Take the parts."""
+        self.parts = parts
+        self.counts = tuple(part.size for part in parts)
+        self.extents = tuple((part.start, part.size) for part in parts)
+        self.size = sum(self.counts)
+        self.names = ", ".join(part.name for part in parts)
+        self._starts: dict[tuple[Any, ...], Any] = {}
+
+    def starting(
+        self, comm: OperationStarter[Started], choice: Choice, dtype: DType, reduction: str
+    ) -> Callable[..., Started] | None:
+        """Find the program of one all-reduce of the parts, once: see :meth:`.OperationStarter.find_joined`."""
+        asked = (id(comm), id(choice), dtype.label, reduction)
+        found = self._starts.get(asked)
+        if found is None:
+            form = choice.feedback
+            key = OperationKey.of("all_reduce", choice, dtype, self.counts, reduction, feedback=form)
+            # What the ids are of is kept.
+            found = self._starts[asked] = comm, choice, comm.find_joined(key, self.extents)
+        start: Callable[..., Started] | None = found[2]
+        return start
+
+
 def allreduce_parts(
     comm: OperationStarter[Started],
     data: Flat,
-    parts: Sequence[Extent],
+    together: Together,
     reduction: str,
     choice: Choice,
     step: int,
@@ -53,7 +88,7 @@ def allreduce_parts(
     Args:
         comm: starter of the operation.
         data: the array.
-        parts: parts of the array.
+        together: parts of the array.
         reduction: ``"sum"`` or ``"avg"``.
         choice: codec and form of feedback for the parts.
         step: training step, for codecs that draw random numbers.
@@ -66,24 +101,28 @@ def allreduce_parts(
     drawn = form is not None and codec.at_step(0) is not codec and not codec.linear
     if drawn or isinstance(data.data, DeviceArray):
         return None
-    counts = tuple(part.size for part in parts)
-    nbytes = sum(counts) * data.dtype.itemsize
-    names = ", ".join(part.name for part in parts)
-    about = {"counts": counts, "dtype": data.dtype, "reduction": reduction, "name": names}
-
-    def call() -> Call:
-        return comm._call("all_reduce", choice, nbytes, allreduce_bytes(nbytes, comm.size), **about)
-
-    if codec.linear:
-        arrays = [_part(data, part) for part in parts]
-        return allreduce_linear(comm, choice, call(), arrays, reduction == "avg", step, [])
-    key = OperationKey.of("all_reduce", choice, data.dtype, counts, reduction, feedback=form)
-    feedback: Callable[[Carrier], Any] = at_step(step)
     if form is not None:
         check_feedback("all_reduce", codec, form)
-        keys = [(comm.axis, part.name) for part in parts]
-        feedback = lambda carrier: comm.feedback.begin_joined(keys, counts, data.dtype, form)  # noqa: E731
-    return comm._start_joined(key, [(part.start, part.size) for part in parts], call, data, feedback)
+    start = None if codec.linear else together.starting(comm, choice, data.dtype, reduction)
+    if start is None and not codec.linear:
+        return None
+    nbytes = together.size * data.dtype.itemsize
+    about = {
+        "counts": together.counts,
+        "dtype": data.dtype,
+        "reduction": reduction,
+        "name": together.names,
+    }
+    call = comm.new_call("all_reduce", choice, nbytes, allreduce_bytes(nbytes, comm.size), **about)
+    call.carries = len(together.parts)
+    if start is None:
+        arrays = [_part(data, part) for part in together.parts]
+        return allreduce_linear(comm, choice, call, arrays, reduction == "avg", step, [])
+    feedback: Callable[[Carrier], Any] = at_step(step)
+    if form is not None:
+        keys = [(comm.axis, part.name) for part in together.parts]
+        feedback = lambda carrier: comm.feedback.begin_joined(keys, together.counts, data.dtype, form)  # noqa: E731
+    return start(call, Operands(data, data), feedback=feedback)
 
 
 def allreduce_encoded(
@@ -122,7 +161,7 @@ def allreduce_encoded(
         feedback = at_step(step)
     key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction, feedback=form)
     key = key._replace(compresses=key.compresses or framed)
-    return comm._scheduled(key, call, operands, algorithm=algorithm, feedback=feedback)
+    return comm.start_scheduled(key, call, operands, algorithm=algorithm, feedback=feedback)
 
 
 def remembering(
@@ -149,7 +188,7 @@ def allreduce_linear(
     """Start an all-reduce by a linear codec of one array, or of several in host memory."""
     codec, form = choice.codec, choice.feedback
     assert isinstance(codec, LinearCodec)
-    reserved = [comm._reserve() for _ in range(codec.sums * len(arrays))]
+    reserved = [comm.reserve() for _ in range(codec.sums * len(arrays))]
     drawn = comm.step if step is None else step
     first = arrays[0]
     if form is not None and first.name is not None:
@@ -172,14 +211,14 @@ def allreduce_linear(
             carrier,
             parts,
             iter(reserved),
-            comm._sum_array,
-            coalesced=comm._coalesced,
+            comm.sum_array,
+            coalesced=comm.coalesced_below,
             mean=mean,
             step=drawn,
             warm=comm.warm,
         )
 
-    return comm._carried(run, codec, call, Operands(first.send, first.recv, device))
+    return comm.start_carried(run, codec, call, Operands(first.send, first.recv, device))
 
 
 def _part(data: Flat, part: Extent) -> Part:

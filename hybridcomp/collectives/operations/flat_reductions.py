@@ -1,6 +1,6 @@
 """Start reductions of flat buffers: ask the policy and pick the algorithm.
 
-Buffers of one call are all in host memory or all on one device; ranks may differ in that.
+Buffers of one call are all in host memory, or all on one device of their rank: on all ranks alike.
 :class:`~hybridcomp.collectives.communicator.Communicator` offers these functions under mpi4py's interface.
 """
 
@@ -37,6 +37,12 @@ from hybridcomp.policy import Choice
 _DIRECT_HALF_BYTES = 1 << 16  # uncompressed fp16 and bf16 sums from here on travel as they are, not widened
 
 
+def check_operator(op: Op) -> None:
+    """Raise TypeError for what is neither an operator of MPI nor ``"avg"``."""
+    if not isinstance(op, MPI.Op) and op != AVG:
+        raise TypeError(f"op must be an MPI.Op or {AVG!r}, not {op!r}")
+
+
 # -- the policy ----------------------------------------------------------------------------------
 
 
@@ -52,9 +58,10 @@ def choose_sum(
     ahead: bool = False,
 ) -> Choice:
     """Choose the codec of a reduction, or ``ahead`` of one; ``none`` for all but sums and averages of floats."""
+    check_operator(op)
     if op not in (MPI.SUM, AVG):
         return Choice(NONE, None, "neither sum nor average")
-    choice = comm._choose(op_name, data, name, phase, codec, ahead=ahead)
+    choice = comm.choose(op_name, data, name, phase, codec, ahead=ahead)
     if choice.codec.linear and op_name != "all_reduce":
         return Choice(NONE, None, f"{choice.codec.name} only all-reduces")
     if choice.compresses and not data.dtype.is_float:
@@ -102,7 +109,7 @@ def allreduce(
         send = copied(send)
     choice = choose_sum(comm, "all_reduce", recv, op, name, phase, codec)
     about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
-    call = comm._call("all_reduce", choice, recv.nbytes, allreduce_bytes(recv.nbytes, p), **about)
+    call = comm.new_call("all_reduce", choice, recv.nbytes, allreduce_bytes(recv.nbytes, p), **about)
     operands, reduction = Operands(send, recv, device), reduction_of(op)
     request: Request | None
     if framed or choice.codec.linear or uses_schedule(choice, recv, op):
@@ -120,10 +127,11 @@ def allreduce(
     else:
         fold = fold_of(op, recv.dtype)
         key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction, fold=fold)
-        start = comm._compiled(key, algorithm)
+        start = comm.find_compiled(key, algorithm)
+        if start is not None and device:  # MPI may add up there
+            call.memory, start = "device", None
         request = None if start is None else start(call, operands)
-    # On devices MPI's own sums are left to it: it may add up there.
-    sums = not comm.cuda_aware.collectives
+    sums = not (device and comm.cuda_aware.collectives)
     return request or _reduced(comm, comm.mpi.Iallreduce, op, (), call, operands, sums=sums)
 
 
@@ -149,15 +157,21 @@ def reduce_scatter_block(
         send = copied(send)
     choice = choose_sum(comm, "reduce_scatter", send, op, name, phase, codec)
     about = {"count": send.size, "dtype": send.dtype, "reduction": op, "name": name}
-    call = comm._call("reduce_scatter", choice, send.nbytes, (p - 1) * recv.nbytes, **about)
+    call = comm.new_call("reduce_scatter", choice, send.nbytes, (p - 1) * recv.nbytes, **about)
     if choice.codec.linear or not uses_schedule(choice, send, op):
+        key = OperationKey.of("reduce_scatter", choice, send.dtype, (recv.size,) * p, reduction_of(op))
+        request = comm.start_sparing(key, call, Operands(send, recv, device))
+        if request is not None:
+            return request
         if overlap(send, recv):
             send = copied(send)
         return _reduced(comm, comm.mpi.Ireduce_scatter_block, op, (), call, Operands(send, recv, device))
     feedback, form = remembering(comm, "reduce_scatter", choice, name, send.size)
     counts = (recv.size,) * p
     key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, reduction_of(op), feedback=form)
-    return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback)
+    return comm.start_scheduled(
+        key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback
+    )
 
 
 def reduce_scatter(
@@ -183,19 +197,23 @@ def reduce_scatter(
         send = copied(send)
     choice = choose_sum(comm, "reduce_scatter", send, op, name, phase, codec)
     about = {"counts": counts, "dtype": send.dtype, "reduction": op, "name": name}
-    call = comm._call("reduce_scatter", choice, send.nbytes, send.nbytes - recv.nbytes, **about)
+    call = comm.new_call("reduce_scatter", choice, send.nbytes, send.nbytes - recv.nbytes, **about)
+    extents = tuple(following(counts))
+    key = OperationKey.of(
+        "reduce_scatter", choice, send.dtype, tuple(counts), reduction_of(op), sends=extents
+    )
     if choice.codec.linear or not uses_schedule(choice, send, op):
+        request = comm.start_sparing(key, call, Operands(send, recv, device))
+        if request is not None:
+            return request
 
         def post(a: Any, b: Any, mpi_op: MPI.Op) -> MPI.Request:
             return comm.mpi.Ireduce_scatter(a, b, counts, mpi_op)
 
         return _reduced(comm, post, op, (), call, Operands(send, recv, device))
     feedback, form = remembering(comm, "reduce_scatter", choice, name, send.size)
-    extents = tuple(following(counts))
-    key = OperationKey.of(
-        "reduce_scatter", choice, send.dtype, tuple(counts), reduction_of(op), feedback=form, sends=extents
-    )
-    return comm._scheduled(key, call, Operands(send, recv, device), feedback=feedback)
+    key = key._replace(feedback=form)
+    return comm.start_scheduled(key, call, Operands(send, recv, device), feedback=feedback)
 
 
 def reduce(
@@ -210,14 +228,14 @@ def reduce(
     algorithm: str | None = None,
 ) -> Request:
     """Start a reduction to ``root``; elsewhere ``recv`` is not used."""
-    comm._check_rank(root, "root")
+    comm.check_rank(root, "root")
     recv = recv if comm.rank == root else None
     device = together(send, recv)
     if recv is not None and overlap(send, recv) and not same_memory(send.data, recv.data):
         send = copied(send)
     about = {"count": send.size, "dtype": send.dtype, "reduction": op, "root": root}
     choice = choose_sum(comm, "reduce", send, op, name, phase, codec)
-    call = comm._call("reduce", choice, send.nbytes, 0 if comm.rank == root else send.nbytes, **about)
+    call = comm.new_call("reduce", choice, send.nbytes, 0 if comm.rank == root else send.nbytes, **about)
     if not choice.compresses:
         return _reduced(comm, comm.mpi.Ireduce, op, (root,), call, Operands(send, recv, device))
     if comm.rank == root and (recv is None or (recv.size, recv.dtype) != (send.size, send.dtype)):
@@ -226,14 +244,14 @@ def reduce(
             f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
         )
     key = OperationKey.of("reduce", choice, send.dtype, (send.size,), reduction_of(op), root=root)
-    return comm._scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
+    return comm.start_scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
 
 
 def barrier(comm: MpiStarter) -> Request:
     """Start a barrier."""
-    return comm._native(
+    return comm.start_native(
         lambda _s, _r, ticket, events: native(comm.mpi.Ibarrier, ticket, events),
-        comm._plain_call("barrier", 0, 0),
+        comm.new_plain_call("barrier", 0, 0),
         Operands(),
     )
 
@@ -255,7 +273,7 @@ def _reduced(
     named = op if isinstance(op, MPI.Op) else MPI.SUM
     mpi_op = same_on_all(named, datatype(dtype.accumulator), sums=sums)
     plain = mpi_op is named and reduces_directly(dtype, by)  # what is not MPI's own reduces on the host
-    return comm._native(
+    return comm.start_native(
         lambda s, r, ticket, events: reduce_native(
             lambda a, b: post(a, b, mpi_op, *extra), s, r, by, ticket, events
         ),

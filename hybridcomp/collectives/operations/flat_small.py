@@ -12,9 +12,10 @@ from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coalesced import Coalesced
 from hybridcomp.collectives.data_path.coding import NONE, Array
-from hybridcomp.collectives.device.streams import callers_events, stream_pool
+from hybridcomp.collectives.device.joint import Joint, pair_for
+from hybridcomp.collectives.device.streams import callers_events
 from hybridcomp.collectives.execution.steps import Pending, Steps
-from hybridcomp.collectives.operations.flat_parts import Extent
+from hybridcomp.collectives.operations.flat_parts import Together
 from hybridcomp.collectives.starting import Operands, OperationStarter, Started
 from hybridcomp.collectives.stats import allreduce_bytes
 from hybridcomp.device import DeviceArray
@@ -26,7 +27,7 @@ SMALL = Choice(NONE, None, "small")
 def allreduce_small(
     comm: OperationStarter[Started],
     data: Flat,
-    parts: Sequence[Extent],
+    together: Together,
     reduction: str,
     choice: Choice = SMALL,
 ) -> Started:
@@ -39,40 +40,47 @@ def allreduce_small(
     Args:
         comm: starter of the operation.
         data: the array.
-        parts: parts of the array, at least one.
+        together: parts of the array.
         reduction: ``"sum"`` or ``"avg"``.
         choice: choice without a codec, under whose reason the operation is counted.
     """
-    size = sum(part.size for part in parts)
-    nbytes = size * data.dtype.itemsize
-    names = ", ".join(part.name for part in parts)
-    about = {"count": size, "dtype": data.dtype, "reduction": reduction, "name": names}
-    call = comm._call("all_reduce", choice, nbytes, allreduce_bytes(nbytes, comm.size), **about)
-    arrays: list[Any] = [data.data[part.start : part.start + part.size] for part in parts]
+    nbytes = together.size * data.dtype.itemsize
+    about = {"count": together.size, "dtype": data.dtype, "reduction": reduction, "name": together.names}
+    call = comm.new_call("all_reduce", choice, nbytes, allreduce_bytes(nbytes, comm.size), **about)
+    call.carries = len(together.parts)
+    arrays: list[Any] = [data.data[part.start : part.start + part.size] for part in together.parts]
 
-    def summed(carrier: Carrier, together: Coalesced) -> Steps:
-        together.gather()
-        flat = Flat(together.values, data.dtype, together.values.shape, True, False)
+    def summed(carrier: Carrier, beside: Coalesced) -> Steps:
+        beside.gather()
+        flat = Flat(beside.values, data.dtype, beside.values.shape, True, False)
         key = OperationKey.of("all_reduce", choice, data.dtype, (flat.size,), reduction)
-        yield from comm._sum_array(carrier, flat, key, "direct", reserved)
-        together.write_back()
+        yield from comm.sum_array(carrier, flat, key, "direct", reserved)
+        beside.write_back()
 
     def run(carrier: Carrier, _send: Any, _recv: Any, _memory: Any) -> Steps:
         if isinstance(data.data, DeviceArray):
-            yield from _on_host(arrays, after, lambda here: summed(carrier, Coalesced(here, comm.size)))
+            yield from _on_host(
+                carrier.transport.joint,
+                arrays,
+                after,
+                lambda here: summed(carrier, Coalesced(here, comm.size)),
+            )
         else:
             yield from summed(carrier, Coalesced(arrays, comm.size))
 
-    reserved = comm._reserve()
+    reserved = comm.reserve()
     after = callers_events(arrays) if isinstance(data.data, DeviceArray) else []
-    return comm._carried(run, NONE, call, Operands(data, data))
+    return comm.start_carried(run, NONE, call, Operands(data, data))
 
 
 def _on_host(
-    arrays: Sequence[DeviceArray], after: Sequence[Any], run: Callable[[list[Array]], Steps]
+    joint: Joint | None,
+    arrays: Sequence[DeviceArray],
+    after: Sequence[Any],
+    run: Callable[[list[Array]], Steps],
 ) -> Steps:
     """Run steps on host copies of a device's arrays, and copy the values back to the arrays."""
-    streams = stream_pool(arrays[0].runtime).pair_after(after)
+    streams = pair_for(joint, arrays[0].runtime, after)
     pool = streams.pool.pinned
     staged = pool.take(sum(_aligned(array.nbytes) for array in arrays))
     copies: list[tuple[ByteArray, DeviceArray]] = []
@@ -86,7 +94,7 @@ def _on_host(
         streams.upload(there, here)
     yield Pending([], [], events=[streams.record()])
     pool.give(staged)
-    streams.pool.give(streams)
+    streams.give()
 
 
 def _aligned(nbytes: int) -> int:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
-from hybridcomp.collectives.buffers import ForeignBufferError, parse
+from hybridcomp.arrays import is_torch
+from hybridcomp.collectives.buffers import Spec, check, datatype_of, in_memory, parse, units
 from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.datatypes import BY_HANDLE, ForeignBufferError
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.memory import copied
 from hybridcomp.collectives.operations import flat_p2p
 from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
-from hybridcomp.collectives.operations.probes import Probes
+from hybridcomp.collectives.operations.probes import AsBytes, Probes
+from hybridcomp.collectives.operations.uncompressed import stored
 from hybridcomp.collectives.requests import Request, wait_for
 
 Buffer = Any
@@ -44,6 +49,8 @@ class PointToPoint(Probes):
             ("send", 0, name, phase, codec), self._single, buf, dest, tag, None
         ):
             return
+        if (nbytes := self._passes("send", codec, buf)) >= 0:
+            return self._run_by_mpi("send", self._p2p.Isend, (buf, dest, tag), nbytes, dest)
         return self.start_send(buf, dest, tag, name, phase, codec, "Isend").wait()
 
     def Isend(
@@ -57,6 +64,12 @@ class PointToPoint(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Send`; returns at once. The buffer must stay unchanged until the request is done."""
+        if codec is None and (sends := self._sends) is not None:
+            request: Request | None = sends.begin(self, buf, dest, tag)
+            if request is not None:
+                return request
+        if (nbytes := self._passes("send", codec, buf)) >= 0:
+            return self._begin_by_mpi("send", self._p2p.Isend, (buf, dest, tag), nbytes, dest)
         return Request(self.start_send(buf, dest, tag, name, phase, codec, "Isend"))
 
     def Ssend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
@@ -74,6 +87,8 @@ class PointToPoint(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Ssend`."""
+        if (nbytes := self._passes("send", codec, buf)) >= 0:
+            return self._begin_by_mpi("send", self._p2p.Issend, (buf, dest, tag), nbytes, dest)
         return Request(self.start_send(buf, dest, tag, name, phase, codec, "Issend"))
 
     def Rsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
@@ -91,6 +106,8 @@ class PointToPoint(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Rsend`."""
+        if (nbytes := self._passes("send", codec, buf)) >= 0:
+            return self._begin_by_mpi("send", self._p2p.Irsend, (buf, dest, tag), nbytes, dest)
         return Request(self.start_send(buf, dest, tag, name, phase, codec, "Irsend"))
 
     def Bsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
@@ -108,6 +125,8 @@ class PointToPoint(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Bsend`."""
+        if (nbytes := self._passes("send", codec, buf)) >= 0:
+            return self._begin_by_mpi("send", self._p2p.Ibsend, (buf, dest, tag), nbytes, dest)
         return Request(self.start_send(buf, dest, tag, name, phase, codec, "Ibsend"))
 
     def start_send(
@@ -135,7 +154,7 @@ class PointToPoint(Probes):
             nobody = dest == MPI.PROC_NULL
             return self._foreign_message(
                 "send",
-                lambda: self._p2p_transport.start(dest, lambda: post(buf, dest, tag)),
+                lambda: self.message_transport.start(dest, lambda: post(buf, dest, tag)),
                 dest,
                 None if nobody else codec,
             )
@@ -156,21 +175,70 @@ class PointToPoint(Probes):
 
         ``status`` is filled with source, tag and count of the sent elements, before any compression.
         """
-        if self._sent(("recv", 0, None, None, codec), self._single, buf, source, tag, status):
-            return
+        if self._unexpected is None:
+            if self._sent(("recv", 0, None, None, codec), self._single, buf, source, tag, status):
+                return
+            if (nbytes := self._passes("recv", codec, buf)) >= 0:
+                return self._recv_by_mpi(buf, nbytes, source, tag, status)
         return self.start_recv(buf, source, tag, codec, status).wait()
 
     def Irecv(
         self, buf: Buffer, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, *, codec: CodecLike = None
     ) -> Request:
         """Start :meth:`Recv`; returns at once."""
+        if codec is None and (receives := self._receives) is not None:
+            begun: Request | None = receives.begin(self, buf, source, tag)
+            if begun is not None:
+                return begun
+        if self._unexpected is None and (nbytes := self._passes("recv", codec, buf)) >= 0:
+            arguments = (self._as_bytes(buf, nbytes), source, tag)
+            request = self._begin_by_mpi("recv", self._p2p.Irecv, arguments, nbytes, source, copies=0)
+            return Request(self.start_recv(buf, source, tag)) if self._takes_back(request) else request
         return Request(self.start_recv(buf, source, tag, codec, None))
+
+    def _recv_by_mpi(
+        self, buf: Buffer, nbytes: int, source: int, tag: int, status: MPI.Status | None
+    ) -> None:
+        """Receive by MPI's own operation; a larger message that was compressed may fit the buffer."""
+        if self._compressed_from is not None and status is None:
+            status = MPI.Status()
+        arguments = (self._as_bytes(buf, nbytes), source, tag)
+        self._run_by_mpi("recv", self._p2p.Irecv, arguments, nbytes, source, status, copies=0)
+        if self._compressed_from is not None:
+            self._check_plain(buf, status)
+
+    def _as_bytes(self, buf: Buffer, nbytes: int) -> Buffer:
+        """Return a buffer as bytes where encoded messages may come, of which MPICH takes no part of an element."""
+        if self._compressed_from is None or self.size == 1:
+            return buf
+        data, count, displacement, _ = Spec.of(buf)
+        datatype = datatype_of(buf) if displacement is not None else None
+        if datatype is None or count is None:
+            return AsBytes([data, nbytes, MPI.BYTE]).of(buf)
+        nbytes, begin = (operator.index(one) * datatype.extent for one in (count, displacement or 0))
+        return AsBytes([data, (nbytes, begin), MPI.BYTE]).of(buf)
 
     def start_recv(
         self, buf: Buffer, source: int, tag: int, codec: CodecLike = None, status: MPI.Status | None = None
     ) -> engine.Request:
         """Start :meth:`Irecv` as an operation without an MPI request."""
         status = MPI.Status() if status is None else status
+        queue = self._unexpected
+        if queue is None:
+            request = self._start_recv(buf, source, tag, codec, status)
+            return self._posted_late(request, buf, source, tag, status)
+        with queue.lock:
+            drawn = queue.first(source, tag)
+            if drawn is None:
+                return self._start_recv(buf, source, tag, codec, status)
+            request = self.start_drawn(drawn, buf, status)
+            queue.remove(drawn)
+            return request
+
+    def _start_recv(
+        self, buf: Buffer, source: int, tag: int, codec: CodecLike, status: MPI.Status
+    ) -> engine.Request:
+        """Start a receive of a message that MPI has, or will have."""
         if self._may_receive(source):
             # Whatever the size: the waiting caller may not learn whether compressed data came.
             key = ("recv", 1, None, None, codec)
@@ -183,14 +251,15 @@ class PointToPoint(Probes):
             flat = parse(buf, writable=True)
         except ForeignBufferError:
             nobody = source == MPI.PROC_NULL
+            receive = self._p2p.Irecv
             return self._foreign_message(
                 "recv",
-                lambda: self._p2p.Irecv(buf, source, tag),
+                lambda: receive(buf, source, tag),
                 source,
                 None if nobody else codec,
                 status,
             )
-        return flat_p2p.recv(self, flat, source, tag, codec, status)
+        return stored(flat_p2p.recv(self, flat, source, tag, codec, status), flat)
 
     # -- both ----------------------------------------------------------------------------------------
 
@@ -210,7 +279,8 @@ class PointToPoint(Probes):
     ) -> None:
         """Send to one rank and receive from another; neither waits for the other's end."""
         if (
-            dest in self._met
+            self._unexpected is None
+            and dest in self._met
             and self._may_receive(source)
             and self._exchanged(
                 (("send", 0, name, phase, codec), ("recv", 0, None, None, codec)),
@@ -221,8 +291,29 @@ class PointToPoint(Probes):
             )
         ):
             return
-        received = self.start_recv(recvbuf, source, recvtag, codec, status)
-        wait_for([received, self.start_send(sendbuf, dest, sendtag, name, phase, codec, "Isend")], None)
+        if self._is_mpis("send", codec) and self._exchanged_by_mpi(
+            (sendbuf, dest, sendtag), (recvbuf, source, recvtag), status
+        ):
+            return
+        check_buffers(sendbuf, dest, recvbuf, source)
+        receive = self.start_recv(recvbuf, source, recvtag, codec, status)
+        wait_for([receive, self.start_send(sendbuf, dest, sendtag, name, phase, codec, "Isend")], None)
+
+    def _exchanged_by_mpi(
+        self, outgoing: tuple[Any, int, int], incoming: tuple[Any, int, int], status: MPI.Status | None
+    ) -> bool:
+        """Send and receive by MPI's own operations; False where mpi4py does not read a buffer."""
+        sent, received = self._passes("send", None, outgoing[0]), self._passes("recv", None, incoming[0])
+        if sent < 0 or received < 0:
+            return False
+        self._p2p.Recv_init(
+            *incoming
+        ).Free()  # raises MPI's errors, before a receive is posted that would stay
+        self._p2p.Send_init(*outgoing).Free()
+        request = self._begin_by_mpi("recv", self._p2p.Irecv, incoming, received, incoming[1], copies=0)
+        self._run_by_mpi("send", self._p2p.Isend, outgoing, sent, outgoing[1])
+        request.Wait(status)
+        return True
 
     def Isendrecv(
         self,
@@ -238,8 +329,9 @@ class PointToPoint(Probes):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Sendrecv`."""
-        received = self.start_recv(recvbuf, source, recvtag, codec, None)
-        return Request(self.start_send(sendbuf, dest, sendtag, name, phase, codec, "Isend"), received)
+        check_buffers(sendbuf, dest, recvbuf, source)
+        receive = self.start_recv(recvbuf, source, recvtag, codec, None)
+        return Request(self.start_send(sendbuf, dest, sendtag, name, phase, codec, "Isend"), receive)
 
     def Sendrecv_replace(
         self,
@@ -278,23 +370,21 @@ class PointToPoint(Probes):
         codec: CodecLike,
         status: MPI.Status | None,
     ) -> list[engine.Request]:
+        if self._unexpected is not None and dest == MPI.PROC_NULL:
+            return [self.start_recv(buf, source, recvtag, codec, status)]
         try:
-            if MPI.PROC_NULL in (dest, source):
-                raise ForeignBufferError("one of the two is nobody")
-            flat = parse(buf, writable=True)
+            flat = None if MPI.PROC_NULL in (dest, source) else parse(buf, writable=True)
         except ForeignBufferError:
-            status = MPI.Status() if status is None else status
-            return [
-                self._foreign_message(
-                    "send",
-                    lambda: self._p2p.Isendrecv_replace(buf, dest, sendtag, source, recvtag),
-                    source,
-                    codec,
-                    status,
-                )
-            ]
+            # MPICH's own Isendrecv_replace takes no datatypes with gaps.
+            sent = self.start_send(_copied_memory(buf), dest, sendtag, None, None, codec)
+            return [sent, self.start_recv(buf, source, recvtag, codec, status)]
+        if flat is None:  # the buffer is sent or written, not both
+            sent = self.start_send(buf, dest, sendtag, None, None, codec)
+            return [sent, self.start_recv(buf, source, recvtag, codec, status)]
         sent = flat_p2p.send(self, copied(flat), dest, sendtag, None, None, codec)
-        return [sent, flat_p2p.recv(self, flat, source, recvtag, codec, status)]
+        if self._unexpected is not None:
+            return [sent, self.start_recv(buf, source, recvtag, codec, status)]
+        return [sent, stored(flat_p2p.recv(self, flat, source, recvtag, codec, status), flat)]
 
     # -- arrays whose length the receiver does not know ----------------------------------------------
 
@@ -337,7 +427,7 @@ class PointToPoint(Probes):
             WireError: the message is damaged, or was sent by another method.
             MismatchError: the array is larger than ``most_bytes``.
         """
-        request, arrays = flat_p2p.recv_array(self, source, tag, most_bytes, status)
+        request, arrays = flat_p2p.recv_array(self, source, tag, most_bytes, status, self._match)
         request.wait()
         return arrays[0]
 
@@ -351,7 +441,7 @@ class PointToPoint(Probes):
         codec: CodecLike,
         status: MPI.Status | None = None,
     ) -> engine.Request:
-        return self._foreign(op, post, codec, transport=self._p2p_transport, peer=peer, status=status)
+        return self._foreign(op, post, codec, transport=self.message_transport, peer=peer, status=status)
 
     def _may_receive(self, source: int) -> bool:
         return source == MPI.ANY_SOURCE or 0 <= source < self.size
@@ -360,15 +450,18 @@ class PointToPoint(Probes):
         """Return the kind of a send or receive of a plain array; None if it must take the usual way."""
         what, of_any_size, name, phase, codec = key
         try:
-            flat = parse(buf)
+            flat = in_memory(buf)
         except ForeignBufferError:
             return None
         if flat.dtype.is_float and flat.dtype.itemsize == 2:
             return None
-        arguments = [0, flat.nbytes, MPI.BYTE.handle, 0, 0, self._p2p.handle]
-        programs = self._message_programs
+        # As bytes: MPICH stops the process where a part of an element comes, as of an encoded message. What one rank
+        # alone sends itself is never encoded, and MPICH copies no elements of a derived datatype to bytes.
+        moved = units(flat.dtype, flat.size) if self.size == 1 else (flat.nbytes, MPI.BYTE.handle)
+        arguments = [0, *moved, 0, 0, self._p2p.handle]
+        programs = self.message_programs
         if what == "recv":
-            call = self._plain_call("recv", flat.nbytes, 0)
+            call = self.new_plain_call("recv", flat.nbytes, 0)
             # The policy compresses no message that fits a smaller buffer.
             least = self._compressed_from if codec is None and not of_any_size else 0
             if least is None or flat.nbytes < least or not flat_p2p.may_be_encoded(self, flat.dtype, codec):
@@ -376,10 +469,48 @@ class PointToPoint(Probes):
             program = programs and programs.recv(flat_p2p.codecs_of(self, codec), flat.dtype, flat.size)
         else:
             choice = flat_p2p.choose_send(self, flat, name, phase, codec)
-            call = self._call("send", choice, flat.nbytes, flat.nbytes)
+            call = self.new_call("send", choice, flat.nbytes, flat.nbytes)
             if not choice.compresses:
                 return call, arguments
             if choice.feedback is not None:  # feedback depends on the caller's place in a model
                 return None
             program = programs and programs.send(choice.codec, flat.dtype, flat.size)
         return None if program is None else (call, program)
+
+
+def _copied_memory(buf: Buffer) -> Buffer:
+    """Return a buffer such as ``buf`` over a copy of its memory, gaps and all."""
+    listed = isinstance(buf, list | tuple)
+    owner = buf[0] if listed else buf
+    copy: Any = owner
+    if isinstance(owner, np.ndarray):
+        copy = owner.copy(order="K")
+    elif isinstance(owner, memoryview):
+        copy = owner.tobytes("A")  # in the order of its memory
+    elif owner is not None and owner is not MPI.BOTTOM:
+        memory = MPI.buffer.frombuffer(owner, readonly=True)
+        try:
+            copy = memory.tobytes()
+        except BufferError:  # a device's, which MPI alone reads
+            copy = bytearray(memory.nbytes)
+            MPI.COMM_SELF.Sendrecv([owner, memory.nbytes, MPI.BYTE], 0, 0, [copy, MPI.BYTE], 0, 0)
+    if isinstance(copy, np.ndarray) or copy is owner or (listed and isinstance(buf[-1], MPI.Datatype | str)):
+        return [copy, *buf[1:]] if listed else copy
+    # mpi4py has read the type of the elements from the memory, of which bytes tell nothing.
+    datatype, (_, count, displacement, _) = datatype_of(buf), Spec.of(buf)
+    size = [] if count is None else [(count, displacement or 0)]
+    return copy if datatype is None else [copy, *size, datatype]
+
+
+def check_buffers(sendbuf: Buffer, dest: int, recvbuf: Buffer, source: int) -> None:
+    """Raise mpi4py's error for a buffer that it does not take, before a receive is posted that would stay."""
+    for spec, peer, writable in (sendbuf, dest, False), (recvbuf, source, True):
+        if peer == MPI.PROC_NULL or is_torch(spec):
+            continue
+        try:
+            datatype = Spec.of(spec).datatype
+            if isinstance(datatype, MPI.Datatype) and datatype.handle not in BY_HANDLE:
+                raise ForeignBufferError("its elements would be packed")
+            parse(spec, writable=writable)
+        except ForeignBufferError:
+            check(spec, writable=writable)

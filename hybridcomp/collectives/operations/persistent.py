@@ -1,4 +1,8 @@
-"""Start operations again and again on their own arrays: nothing is parsed or chosen at a start."""
+"""Start operations again and again on their own arrays: nothing is parsed or chosen at a start.
+
+The functions are methods of a communicator. A plan's codec is chosen when it is made, at the ``step`` of that time.
+Making a plan is collective. Keyword arguments are those of the operation.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import native, reduces_directly
 from hybridcomp.collectives.execution.mpi_ops import same_on_all
+from hybridcomp.collectives.mpi_starting import MpiStarter
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
-from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.session import Op
 from hybridcomp.collectives.starting import Operands
@@ -86,119 +90,125 @@ class Plan:
             self.free()
 
 
-class Plans(FastPath):
-    """Methods that plan persistent operations. A plan's codec is chosen when it is made, at the ``step`` of that time.
+def plan_allreduce(
+    comm: MpiStarter,
+    shape: Shape,
+    dtype: DTypeLike,
+    op: Op = MPI.SUM,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> Plan:
+    """Plan an all-reduce of arrays of a shape."""
+    send, recv, s, r = _arrays(dtype, shape, shape)
+    choice = flat_reductions.choose_sum(comm, "all_reduce", r, op, name, phase, codec)
+    if (
+        isinstance(op, MPI.Op)
+        and not flat_reductions.uses_schedule(choice, r, op)
+        and reduces_directly(r.dtype, 1)
+    ):
+        own = same_on_all(op, datatype(r.dtype), sums=True)
+        post = comm.mpi.Allreduce_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
+        sent = allreduce_bytes(r.nbytes, comm.size)
+        return _persistent(comm, "all_reduce", choice, post, send, recv, r.nbytes, sent)
+    return _plan(send, recv, lambda: flat_reductions.allreduce(comm, s, r, op, name, phase, choice))
 
-    Making a plan is collective. Keyword arguments are those of the operation.
-    """
 
-    def plan_allreduce(
-        self,
-        shape: Shape,
-        dtype: DTypeLike,
-        op: Op = MPI.SUM,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> Plan:
-        """Plan an all-reduce of arrays of a shape."""
-        send, recv, s, r = _arrays(dtype, shape, shape)
-        choice = flat_reductions.choose_sum(self, "all_reduce", r, op, name, phase, codec)
-        if (
-            isinstance(op, MPI.Op)
-            and not flat_reductions.uses_schedule(choice, r, op)
-            and reduces_directly(r.dtype, 1)
-        ):
-            own = same_on_all(op, datatype(r.dtype), sums=True)
-            post = self.mpi.Allreduce_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
-            sent = allreduce_bytes(r.nbytes, self.size)
-            return self._persistent("all_reduce", choice, post, send, recv, r.nbytes, sent)
-        return _plan(send, recv, lambda: flat_reductions.allreduce(self, s, r, op, name, phase, choice))
-
-    def plan_reduce_scatter_block(
-        self,
-        shape: Shape,
-        dtype: DTypeLike,
-        op: Op = MPI.SUM,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> Plan:
-        """Plan a reduce-scatter whose blocks have a shape: ``send`` has one more dim, the ranks."""
-        send, recv, s, r = _arrays(dtype, self._all_of(shape), shape)
-        choice = flat_reductions.choose_sum(self, "reduce_scatter", s, op, name, phase, codec)
-        plain = (
-            not choice.codec.linear
-            and not flat_reductions.uses_schedule(choice, s, op)
-            and reduces_directly(s.dtype, 1)
+def plan_reduce_scatter_block(
+    comm: MpiStarter,
+    shape: Shape,
+    dtype: DTypeLike,
+    op: Op = MPI.SUM,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> Plan:
+    """Plan a reduce-scatter whose blocks have a shape: ``send`` has one more dim, the ranks."""
+    send, recv, s, r = _arrays(dtype, _all_of(comm, shape), shape)
+    choice = flat_reductions.choose_sum(comm, "reduce_scatter", s, op, name, phase, codec)
+    plain = (
+        not choice.codec.linear
+        and not flat_reductions.uses_schedule(choice, s, op)
+        and reduces_directly(s.dtype, 1)
+    )
+    if isinstance(op, MPI.Op) and plain:
+        own = same_on_all(op, datatype(s.dtype))
+        post = comm.mpi.Reduce_scatter_block_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
+        return _persistent(
+            comm, "reduce_scatter", choice, post, send, recv, s.nbytes, (comm.size - 1) * r.nbytes
         )
-        if isinstance(op, MPI.Op) and plain:
-            own = same_on_all(op, datatype(s.dtype))
-            post = self.mpi.Reduce_scatter_block_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
-            return self._persistent(
-                "reduce_scatter", choice, post, send, recv, s.nbytes, (self.size - 1) * r.nbytes
-            )
-        return _plan(
-            send, recv, lambda: flat_reductions.reduce_scatter_block(self, s, r, op, name, phase, choice)
+    return _plan(
+        send, recv, lambda: flat_reductions.reduce_scatter_block(comm, s, r, op, name, phase, choice)
+    )
+
+
+def plan_allgather(
+    comm: MpiStarter,
+    shape: Shape,
+    dtype: DTypeLike,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> Plan:
+    """Plan an all-gather of arrays of a shape: ``recv`` has one more dim, the ranks."""
+    send, recv, s, r = _arrays(dtype, shape, _all_of(comm, shape))
+    choice = comm.choose("all_gather", s, name, phase, codec)
+    if not choice.compresses:
+        post = comm.mpi.Allgather_init(raw(s), raw(r))
+        return _persistent(comm, "all_gather", choice, post, send, recv, r.nbytes, (comm.size - 1) * s.nbytes)
+    return _plan(send, recv, lambda: flat_gather_scatter.allgather(comm, s, r, name, phase, choice))
+
+
+def plan_bcast(
+    comm: MpiStarter,
+    shape: Shape,
+    dtype: DTypeLike,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> Plan:
+    """Plan a broadcast of one array of a shape, ``send`` and ``recv`` alike, from ``root``."""
+    comm.check_rank(root, "root")
+    send, _, s, _ = _arrays(dtype, shape, 0)
+    choice = comm.choose("broadcast", s, name, phase, codec)
+    if not choice.compresses:
+        post = comm.mpi.Bcast_init(raw(s), root)
+        return _persistent(comm, "broadcast", choice, post, send, send, s.nbytes, 0)
+    return _plan(send, send, lambda: flat_gather_scatter.bcast(comm, s, root, name, phase, choice))
+
+
+def _all_of(comm: MpiStarter, shape: Shape) -> tuple[int, ...]:
+    return (comm.size, *((shape,) if isinstance(shape, int) else shape))
+
+
+def _persistent(
+    comm: MpiStarter,
+    op: str,
+    choice: Choice,
+    request: MPI.Prequest,
+    send: Array,
+    recv: Array,
+    nbytes: int,
+    sent: int,
+) -> Plan:
+    """Return a plan of one of MPI's persistent requests."""
+
+    def post() -> MPI.Prequest:
+        request.Start()
+        return request
+
+    def begin() -> engine.Request:
+        call: Call = comm.new_call(op, choice, nbytes, sent, count=send.size, dtype=send.dtype)
+        return comm.start_native(
+            lambda _s, _r, ticket, events: native(post, ticket, events), call, Operands()
         )
 
-    def plan_allgather(
-        self,
-        shape: Shape,
-        dtype: DTypeLike,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> Plan:
-        """Plan an all-gather of arrays of a shape: ``recv`` has one more dim, the ranks."""
-        send, recv, s, r = _arrays(dtype, shape, self._all_of(shape))
-        choice = self._choose("all_gather", s, name, phase, codec)
-        if not choice.compresses:
-            post = self.mpi.Allgather_init(raw(s), raw(r))
-            return self._persistent(
-                "all_gather", choice, post, send, recv, r.nbytes, (self.size - 1) * s.nbytes
-            )
-        return _plan(send, recv, lambda: flat_gather_scatter.allgather(self, s, r, name, phase, choice))
-
-    def plan_bcast(
-        self,
-        shape: Shape,
-        dtype: DTypeLike,
-        root: int = 0,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> Plan:
-        """Plan a broadcast of one array of a shape, ``send`` and ``recv`` alike, from ``root``."""
-        self._check_rank(root, "root")
-        send, _, s, _ = _arrays(dtype, shape, 0)
-        choice = self._choose("broadcast", s, name, phase, codec)
-        if not choice.compresses:
-            post = self.mpi.Bcast_init(raw(s), root)
-            return self._persistent("broadcast", choice, post, send, send, s.nbytes, 0)
-        return _plan(send, send, lambda: flat_gather_scatter.bcast(self, s, root, name, phase, choice))
-
-    def _all_of(self, shape: Shape) -> tuple[int, ...]:
-        return (self.size, *((shape,) if isinstance(shape, int) else shape))
-
-    def _persistent(
-        self, op: str, choice: Choice, request: MPI.Prequest, send: Array, recv: Array, nbytes: int, sent: int
-    ) -> Plan:
-        """Return a plan of one of MPI's persistent requests."""
-
-        def post() -> MPI.Prequest:
-            request.Start()
-            return request
-
-        def begin() -> engine.Request:
-            call: Call = self._call(op, choice, nbytes, sent, count=send.size, dtype=send.dtype)
-            return self._native(lambda _s, _r, ticket, events: native(post, ticket, events), call, Operands())
-
-        return Plan(send, recv, begin, request.Free)
+    return Plan(send, recv, begin, request.Free)
 
 
 def _plan(send: Array, recv: Array, begin: Callable[[], engine.Request]) -> Plan:

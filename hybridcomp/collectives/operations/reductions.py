@@ -11,8 +11,8 @@ from mpi4py import MPI
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.buffers import (
-    ForeignBufferError,
     datatype_of,
+    in_memory,
     is_in_place,
     like,
     parse,
@@ -21,19 +21,20 @@ from hybridcomp.collectives.buffers import (
     typed,
 )
 from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.datatypes import ForeignBufferError
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly, reduction_of
-from hybridcomp.collectives.execution.mpi_ops import fold_of, same_on_all
+from hybridcomp.collectives.execution.mpi_ops import fold_of, made_anew, same_on_all
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
-from hybridcomp.collectives.operations.fast_path import FastPath
 from hybridcomp.collectives.operations.fast_path_cache import ForOnceError, Key, Kind
+from hybridcomp.collectives.operations.uncompressed import Uncompressed, brief, stored, told
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.session import Op
 
 Buffer = Any
 
 
-class Reductions(FastPath):
+class Reductions(Uncompressed):
     """Methods Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, Scan and Exscan of a communicator.
 
     ``op`` is an MPI operation, or ``"avg"``. Floats are compressed for ``MPI.SUM`` and ``"avg"`` alone.
@@ -97,6 +98,12 @@ class Reductions(FastPath):
         algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Allreduce`."""
+        if self._size == 1 and name is phase is algorithm is None and isinstance(op, MPI.Op):
+            buffers = (recvbuf,) if is_in_place(sendbuf) else (sendbuf, recvbuf)
+            nbytes = self._passes("all_reduce", codec, *buffers)
+            if nbytes >= 0:
+                arguments = (sendbuf, recvbuf, op)
+                return self._begin_by_mpi("all_reduce", self.mpi.Iallreduce, arguments, nbytes, copies=0)
         return Request(self.start_allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm))
 
     def start_allreduce(
@@ -114,16 +121,30 @@ class Reductions(FastPath):
         request = self._begun(key, self._sums, (sendbuf, recvbuf), op)
         if request is not None:
             return request
+        return self._start_allreduce(sendbuf, recvbuf, op, name, phase, codec, algorithm)
+
+    @told
+    def _start_allreduce(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        op: Op,
+        name: str | None,
+        phase: str | None,
+        codec: CodecLike,
+        algorithm: str | None,
+    ) -> engine.Request:
+        """Start an all-reduce that is no single native call."""
         try:
             recv = parse(recvbuf, writable=True)
             send = recv if is_in_place(sendbuf) else like(parse(sendbuf), recv)
         except ForeignBufferError:
             return self._foreign(
                 "all_reduce",
-                lambda: self.mpi.Iallreduce(sendbuf, recvbuf, _mpi(op, recvbuf, sums=True)),
+                lambda: self.mpi.Iallreduce(sendbuf, recvbuf, mpi_operator(op, recvbuf, sums=True)),
                 codec,
             )
-        return flat_reductions.allreduce(self, send, recv, op, name, phase, codec, algorithm)
+        return stored(flat_reductions.allreduce(self, send, recv, op, name, phase, codec, algorithm), recv)
 
     # -- reduce-scatter ------------------------------------------------------------------------------
 
@@ -161,6 +182,7 @@ class Reductions(FastPath):
         """Start :meth:`Reduce_scatter_block`."""
         return Request(self.start_reduce_scatter_block(sendbuf, recvbuf, op, name, phase, codec, algorithm))
 
+    @told
     def start_reduce_scatter_block(
         self,
         sendbuf: Buffer,
@@ -178,18 +200,19 @@ class Reductions(FastPath):
             return request
         try:
             if is_in_place(sendbuf):
-                send = parse(recvbuf, writable=True, blocks=self.size)
+                send = whole = parse(recvbuf, writable=True, blocks=self.size)
                 recv = part(send, 0, send.size // self.size)
             else:
-                recv = parse(recvbuf, writable=True)
+                recv = whole = parse(recvbuf, writable=True)
                 send = same_dtype(parse(sendbuf, blocks=self.size), recv)
         except ForeignBufferError:
             return self._foreign(
                 "reduce_scatter",
-                lambda: self.mpi.Ireduce_scatter_block(sendbuf, recvbuf, _mpi(op, recvbuf)),
+                lambda: self.mpi.Ireduce_scatter_block(sendbuf, recvbuf, mpi_operator(op, recvbuf)),
                 codec,
             )
-        return flat_reductions.reduce_scatter_block(self, send, recv, op, name, phase, codec, algorithm)
+        request = flat_reductions.reduce_scatter_block(self, send, recv, op, name, phase, codec, algorithm)
+        return stored(request, whole)
 
     def Reduce_scatter(
         self,
@@ -222,6 +245,7 @@ class Reductions(FastPath):
         """Start :meth:`Reduce_scatter`; waits for the counts if they are not given, as mpi4py does."""
         return Request(self.start_reduce_scatter(sendbuf, recvbuf, recvcounts, op, name, phase, codec))
 
+    @told
     def start_reduce_scatter(
         self,
         sendbuf: Buffer,
@@ -233,22 +257,24 @@ class Reductions(FastPath):
         codec: CodecLike = None,
     ) -> engine.Request:
         """Start :meth:`Ireduce_scatter` as an operation without an MPI request."""
+        flat_reductions.check_operator(op)  # before the ranks tell each other their counts
         in_place = is_in_place(sendbuf)
         try:
             if in_place and recvcounts is None:
                 raise ForeignBufferError("in place, the counts must be given")
-            recv = parse(recvbuf, writable=True)
+            recv = whole = parse(recvbuf, writable=True)
             send = recv if in_place else same_dtype(parse(sendbuf), recv)
         except ForeignBufferError:
             return self._foreign(
                 "reduce_scatter",
-                lambda: self.mpi.Ireduce_scatter(sendbuf, recvbuf, recvcounts, _mpi(op, recvbuf)),
+                lambda: self.mpi.Ireduce_scatter(sendbuf, recvbuf, recvcounts, mpi_operator(op, recvbuf)),
                 codec,
             )
         counts = self._counts(recv) if recvcounts is None else [int(n) for n in recvcounts]
         if in_place and len(counts) == self.size and sum(counts) == send.size:
             recv = part(recv, 0, counts[self.rank])
-        return flat_reductions.reduce_scatter(self, send, recv, counts, op, name, phase, codec)
+        request = flat_reductions.reduce_scatter(self, send, recv, counts, op, name, phase, codec)
+        return stored(request, whole)
 
     def _counts(self, recv: Flat) -> list[int]:
         """Gather the number of elements of every rank's receive buffer."""
@@ -259,6 +285,7 @@ class Reductions(FastPath):
 
     # -- to one rank ---------------------------------------------------------------------------------
 
+    @told
     def Reduce(
         self,
         sendbuf: Buffer,
@@ -272,8 +299,13 @@ class Reductions(FastPath):
         algorithm: str | None = None,
     ) -> None:
         """Reduce to rank ``root``; exact unless the policy names it. ``recvbuf`` is used at the root alone."""
-        self.start_reduce(sendbuf, recvbuf, op, root, name, phase, codec, algorithm).wait()
+        if (nbytes := self._passes_reduce(sendbuf, recvbuf, op, root, codec)) >= 0:
+            arguments = (sendbuf, recvbuf, mpi_operator(op, sendbuf, recvbuf), root)
+            copies = int(self.rank != root)
+            return self._run_by_mpi("reduce", self.mpi.Ireduce, arguments, nbytes, copies=copies)
+        return self.start_reduce(sendbuf, recvbuf, op, root, name, phase, codec, algorithm).wait()
 
+    @told
     def Ireduce(
         self,
         sendbuf: Buffer,
@@ -287,8 +319,22 @@ class Reductions(FastPath):
         algorithm: str | None = None,
     ) -> Request:
         """Start :meth:`Reduce`."""
+        if brief(nbytes := self._passes_reduce(sendbuf, recvbuf, op, root, codec)):
+            arguments = (sendbuf, recvbuf, mpi_operator(op, sendbuf, recvbuf), root)
+            copies = int(self.rank != root)
+            return self._begin_by_mpi("reduce", self.mpi.Ireduce, arguments, nbytes, copies=copies)
         return Request(self.start_reduce(sendbuf, recvbuf, op, root, name, phase, codec, algorithm))
 
+    def _passes_reduce(self, sendbuf: Buffer, recvbuf: Buffer, op: Op, root: int, codec: CodecLike) -> int:
+        if not isinstance(op, MPI.Op):
+            return -1
+        if self.rank != root:
+            return self._passes("reduce", codec, sendbuf)
+        if is_in_place(sendbuf):
+            return self._passes("reduce", codec, recvbuf)
+        return self._passes("reduce", codec, sendbuf, recvbuf)
+
+    @told
     def start_reduce(
         self,
         sendbuf: Buffer,
@@ -309,27 +355,43 @@ class Reductions(FastPath):
                 like(send, recv)
         except ForeignBufferError:
             return self._foreign(
-                "reduce", lambda: self.mpi.Ireduce(sendbuf, recvbuf, _mpi(op, sendbuf, recvbuf), root), codec
+                "reduce",
+                lambda: self.mpi.Ireduce(sendbuf, recvbuf, mpi_operator(op, sendbuf, recvbuf), root),
+                codec,
             )
-        return flat_reductions.reduce(self, send, recv, op, root, name, phase, codec, algorithm)
+        request = flat_reductions.reduce(self, send, recv, op, root, name, phase, codec, algorithm)
+        return stored(request, recv)
 
     # -- prefixes ------------------------------------------------------------------------------------
 
+    @told
     def Scan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> None:
         """Reduce over this rank and the ranks before it, by MPI's own operation."""
-        self._foreign("scan", lambda: self.mpi.Iscan(sendbuf, recvbuf, _mpi(op, recvbuf))).wait()
+        self._run_by_mpi(
+            "scan", self.mpi.Iscan, (sendbuf, recvbuf, mpi_operator(op, recvbuf)), self._bytes(recvbuf)
+        )
 
+    @told
     def Iscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> Request:
         """Start :meth:`Scan`."""
-        return Request(self._foreign("scan", lambda: self.mpi.Iscan(sendbuf, recvbuf, _mpi(op, recvbuf))))
+        arguments = (sendbuf, recvbuf, mpi_operator(op, recvbuf))
+        return self._begin_by_mpi("scan", self.mpi.Iscan, arguments, self._bytes(recvbuf))
 
+    @told
     def Exscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> None:
         """Reduce over the ranks before this one, by MPI's own operation."""
-        self._foreign("exscan", lambda: self.mpi.Iexscan(sendbuf, recvbuf, _mpi(op, recvbuf))).wait()
+        arguments = (sendbuf, recvbuf, mpi_operator(op, recvbuf))
+        self._run_by_mpi("exscan", self.mpi.Iexscan, arguments, self._bytes(recvbuf))
 
+    @told
     def Iexscan(self, sendbuf: Buffer, recvbuf: Buffer, op: MPI.Op = MPI.SUM) -> Request:
         """Start :meth:`Exscan`."""
-        return Request(self._foreign("exscan", lambda: self.mpi.Iexscan(sendbuf, recvbuf, _mpi(op, recvbuf))))
+        arguments = (sendbuf, recvbuf, mpi_operator(op, recvbuf))
+        return self._begin_by_mpi("exscan", self.mpi.Iexscan, arguments, self._bytes(recvbuf))
+
+    def _bytes(self, buf: Buffer) -> int:
+        nbytes: int = self._survey(buf, None)
+        return max(0, nbytes)
 
     # -- on the fast path ----------------------------------------------------------------------------
 
@@ -337,35 +399,47 @@ class Reductions(FastPath):
         """Return the kind of a reduction on plain arrays; None if neither MPI nor the engine does it alone."""
         what, _, name, phase, codec, algorithm = key
         whole, p = what == "all_reduce", self.size
-        data = recv if whole else send  # the array that the policy is asked about
-        if not data.size or not (isinstance(op, MPI.Op) or op == AVG):
+        if not (isinstance(op, MPI.Op) or op == AVG):
             return None
-        if send is not MPI.IN_PLACE and send.size != recv.size * (1 if whole else p):
-            return None
+        in_place = is_in_place(send)
         try:
-            flat = parse(data)
+            recv = in_memory(recv, 1 if whole or not in_place else p)
+            flat = (
+                recv if whole or in_place else in_memory(send, p)
+            )  # the array that the policy is asked about
+            if whole and not in_place:
+                like(in_memory(send), recv)
         except ForeignBufferError:
+            return None
+        n = recv.size // p if in_place and not whole else recv.size
+        if not flat.size or flat.size != n * (1 if whole else p) or flat.dtype is not recv.dtype:
             return None
         choice = flat_reductions.choose_sum(self, what, flat, op, name, phase, codec, ahead=True)
         if choice.once:
             raise ForOnceError
-        call = self._call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
+        call = self.new_call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
         direct = flat_reductions.uses_schedule(choice, flat, op)
-        if self._programs is not None and (whole or direct) and (choice.feedback is None or name is None):
-            counts = (flat.size,) if whole else (recv.size,) * p
+        alone = whole or (direct and not in_place)
+        if self._programs is not None and alone and (choice.feedback is None or name is None):
+            counts = (flat.size,) if whole else (n,) * p
             fold = fold_of(op, flat.dtype) if whole else ""
             operation = OperationKey.of(what, choice, flat.dtype, counts, reduction_of(op), fold=fold)
             program = self._programs.find(operation, algorithm, alone=True)
             if program is not None:
                 return call, program
+        elif self._programs is not None and not (whole or in_place or direct):
+            operation = OperationKey.of(what, choice, flat.dtype, (n,) * p, reduction_of(op))
+            program = self._programs.sparing(operation)
+            if program is not None:
+                return call, program
         if not isinstance(op, MPI.Op) or direct or choice.codec.linear or not reduces_directly(flat.dtype, 1):
             return None
-        datatype = typed(data, flat.dtype)[1]
-        own = same_on_all(op, datatype, sums=whole and not self.cuda_aware.collectives)
-        return call, [0, 0, recv.size, datatype.handle, own.handle, self.mpi.handle]
+        datatype = typed(flat.data, flat.dtype)[1]
+        own = same_on_all(op, datatype, sums=whole)
+        return call, [0, 0, n, datatype.handle, own.handle, self.mpi.handle]
 
 
-def _mpi(op: Op, *specs: Any, sums: bool = False) -> MPI.Op:
+def mpi_operator(op: Op, *specs: Any, sums: bool = False) -> MPI.Op:
     """Return the operator by which MPI reduces buffers; for ``sums`` see :func:`.same_on_all`.
 
     Raises:
@@ -373,4 +447,4 @@ def _mpi(op: Op, *specs: Any, sums: bool = False) -> MPI.Op:
     """
     if not isinstance(op, MPI.Op):
         raise ForeignBufferError(f"op {op!r} needs an array of numbers")
-    return same_on_all(op, datatype_of(*specs), sums=sums)
+    return same_on_all(op, datatype_of(*specs), sums=sums) if made_anew(op, sums=sums) else op

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybridcomp.collectives.buffers import ForeignBufferError, is_in_place, parse, part, same_dtype
+from hybridcomp.collectives.buffers import is_in_place, parse, part, same_dtype
 from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.datatypes import ForeignBufferError
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.operations import flat_gather_scatter
-from hybridcomp.collectives.operations.fast_path import FastPath
+from hybridcomp.collectives.operations.uncompressed import Uncompressed, brief, stored, told
 from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.vectors import parse_vector
 
 Buffer = Any
 
 
-class Rooted(FastPath):
+class Rooted(Uncompressed):
     """Methods Gather(v) and Scatter(v): exact unless the policy names them. A rank's own part is copied exactly."""
 
     # -- gather --------------------------------------------------------------------------------------
@@ -31,7 +32,12 @@ class Rooted(FastPath):
         codec: CodecLike = None,
     ) -> None:
         """Gather equal parts at ``root``, which may send in place; ``recvbuf`` is used there alone."""
-        self.start_gather(sendbuf, recvbuf, root, name, phase, codec).wait()
+        if (nbytes := self._passes_gather(sendbuf, recvbuf, root, codec)) >= 0:
+            copies = int(self.rank != root)
+            return self._run_by_mpi(
+                "gather", self.mpi.Igather, (sendbuf, recvbuf, root), nbytes, copies=copies
+            )
+        return self.start_gather(sendbuf, recvbuf, root, name, phase, codec).wait()
 
     def Igather(
         self,
@@ -44,8 +50,21 @@ class Rooted(FastPath):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Gather`."""
+        if brief(nbytes := self._passes_gather(sendbuf, recvbuf, root, codec)):
+            copies = int(self.rank != root)
+            return self._begin_by_mpi(
+                "gather", self.mpi.Igather, (sendbuf, recvbuf, root), nbytes, copies=copies
+            )
         return Request(self.start_gather(sendbuf, recvbuf, root, name, phase, codec))
 
+    def _passes_gather(self, sendbuf: Buffer, recvbuf: Buffer, root: int, codec: CodecLike) -> int:
+        if self.rank != root:
+            return self._passes("gather", codec, sendbuf, times=self.size)
+        if is_in_place(sendbuf):
+            return self._passes("gather", codec, recvbuf, None, self.size, self.size)
+        return self._passes("gather", codec, sendbuf, recvbuf, times=self.size)
+
+    @told
     def start_gather(
         self,
         sendbuf: Buffer,
@@ -67,7 +86,7 @@ class Rooted(FastPath):
             return self._foreign("gather", lambda: self.mpi.Igather(sendbuf, recvbuf, root), codec)
         if recv is not None:
             same_dtype(send, recv)
-        return flat_gather_scatter.gather(self, send, recv, None, root, name, phase, codec)
+        return stored(flat_gather_scatter.gather(self, send, recv, None, root, name, phase, codec), recv)
 
     def Gatherv(
         self,
@@ -83,7 +102,13 @@ class Rooted(FastPath):
 
         Parts are compressed whatever their size, since ranks know their own alone.
         """
-        self._gatherv(sendbuf, recvbuf, root, name, phase, codec).wait()
+        other = recvbuf if self.rank == root else None
+        if (nbytes := self._passes("gather", codec, sendbuf, other, times=0)) >= 0:
+            copies = int(self.rank != root)
+            return self._run_by_mpi(
+                "gather", self.mpi.Igatherv, (sendbuf, recvbuf, root), nbytes, copies=copies
+            )
+        return self._gatherv(sendbuf, recvbuf, root, name, phase, codec).wait()
 
     def Igatherv(
         self,
@@ -96,8 +121,15 @@ class Rooted(FastPath):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Gatherv`."""
+        other = recvbuf if self.rank == root else None
+        if (nbytes := self._passes("gather", codec, sendbuf, other, times=0)) >= 0:
+            copies = int(self.rank != root)
+            return self._begin_by_mpi(
+                "gather", self.mpi.Igatherv, (sendbuf, recvbuf, root), nbytes, copies=copies
+            )
         return Request(self._gatherv(sendbuf, recvbuf, root, name, phase, codec))
 
+    @told
     def _gatherv(
         self,
         sendbuf: Buffer,
@@ -118,7 +150,8 @@ class Rooted(FastPath):
             return self._foreign("gather", lambda: self.mpi.Igatherv(sendbuf, recvbuf, root), codec)
         if recv is not None:
             same_dtype(send, recv)
-        return flat_gather_scatter.gather(self, send, recv, extents, root, name, phase, codec)
+        request = flat_gather_scatter.gather(self, send, recv, extents, root, name, phase, codec)
+        return stored(request, recv)
 
     # -- scatter -------------------------------------------------------------------------------------
 
@@ -133,7 +166,12 @@ class Rooted(FastPath):
         codec: CodecLike = None,
     ) -> None:
         """Scatter equal parts from ``root``, which may receive in place; ``sendbuf`` is used there alone."""
-        self.start_scatter(sendbuf, recvbuf, root, name, phase, codec).wait()
+        if (nbytes := self._passes_scatter(sendbuf, recvbuf, root, codec)) >= 0:
+            copies = self.size - 1 if self.rank == root else 0
+            return self._run_by_mpi(
+                "scatter", self.mpi.Iscatter, (sendbuf, recvbuf, root), nbytes, copies=copies
+            )
+        return self.start_scatter(sendbuf, recvbuf, root, name, phase, codec).wait()
 
     def Iscatter(
         self,
@@ -146,8 +184,21 @@ class Rooted(FastPath):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Scatter`."""
+        if brief(nbytes := self._passes_scatter(sendbuf, recvbuf, root, codec)):
+            copies = self.size - 1 if self.rank == root else 0
+            return self._begin_by_mpi(
+                "scatter", self.mpi.Iscatter, (sendbuf, recvbuf, root), nbytes, copies=copies
+            )
         return Request(self.start_scatter(sendbuf, recvbuf, root, name, phase, codec))
 
+    def _passes_scatter(self, sendbuf: Buffer, recvbuf: Buffer, root: int, codec: CodecLike) -> int:
+        if self.rank != root:
+            return self._passes("scatter", codec, recvbuf, times=self.size)
+        if is_in_place(recvbuf):
+            return self._passes("scatter", codec, sendbuf, None, self.size, self.size)
+        return self._passes("scatter", codec, recvbuf, sendbuf, times=self.size)
+
+    @told
     def start_scatter(
         self,
         sendbuf: Buffer,
@@ -169,7 +220,7 @@ class Rooted(FastPath):
             return self._foreign("scatter", lambda: self.mpi.Iscatter(sendbuf, recvbuf, root), codec)
         if send is not None:
             same_dtype(send, recv)
-        return flat_gather_scatter.scatter(self, send, recv, None, root, name, phase, codec)
+        return stored(flat_gather_scatter.scatter(self, send, recv, None, root, name, phase, codec), recv)
 
     def Scatterv(
         self,
@@ -182,7 +233,10 @@ class Rooted(FastPath):
         codec: CodecLike = None,
     ) -> None:
         """Scatter parts of any size from ``root``; ``sendbuf`` as in ``Alltoallv``, sizes as in :meth:`Gatherv`."""
-        self._scatterv(sendbuf, recvbuf, root, name, phase, codec).wait()
+        other = sendbuf if self.rank == root else None
+        if (nbytes := self._passes("scatter", codec, recvbuf, other, times=0)) >= 0:
+            return self._run_by_mpi("scatter", self.mpi.Iscatterv, (sendbuf, recvbuf, root), nbytes, copies=0)
+        return self._scatterv(sendbuf, recvbuf, root, name, phase, codec).wait()
 
     def Iscatterv(
         self,
@@ -195,8 +249,14 @@ class Rooted(FastPath):
         codec: CodecLike = None,
     ) -> Request:
         """Start :meth:`Scatterv`."""
+        other = sendbuf if self.rank == root else None
+        if (nbytes := self._passes("scatter", codec, recvbuf, other, times=0)) >= 0:
+            return self._begin_by_mpi(
+                "scatter", self.mpi.Iscatterv, (sendbuf, recvbuf, root), nbytes, copies=0
+            )
         return Request(self._scatterv(sendbuf, recvbuf, root, name, phase, codec))
 
+    @told
     def _scatterv(
         self,
         sendbuf: Buffer,
@@ -217,4 +277,5 @@ class Rooted(FastPath):
             return self._foreign("scatter", lambda: self.mpi.Iscatterv(sendbuf, recvbuf, root), codec)
         if send is not None:
             same_dtype(send, recv)
-        return flat_gather_scatter.scatter(self, send, recv, extents, root, name, phase, codec)
+        request = flat_gather_scatter.scatter(self, send, recv, extents, root, name, phase, codec)
+        return stored(request, recv)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hybridcomp import wire
 from hybridcomp.arrays import ByteArray
@@ -13,12 +13,6 @@ from hybridcomp.collectives.execution.steps import Pending, Ready, Steps
 from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.transport import Transport
-from hybridcomp.errors import MismatchError
-
-if TYPE_CHECKING:
-    from hybridcomp.collectives.transport.arena import ArenaPool
-
-_DESCRIBED_FROM = 1 << 12  # bytes: shorter messages travel as they are
 
 
 class Sealed(NamedTuple):
@@ -45,7 +39,6 @@ class Incoming:
         peer: rank that sends it.
         buffer: room for the message.
         request: request of the transport; None where another party receives the message.
-        shared: message in shared memory, if a descriptor of it came; else None.
         kept: whether it is sent on from its place.
         used: whether it was read for the last time.
     """
@@ -53,7 +46,6 @@ class Incoming:
     peer: int
     buffer: ByteArray
     request: Any = None
-    shared: ByteArray | None = field(default=None, kw_only=True)
     kept: bool = field(default=False, kw_only=True)
     used: bool = field(default=False, kw_only=True)
 
@@ -91,29 +83,19 @@ class Mailbox:
 
     def _post(self, message: Sealed, peers: list[int], tag: int, buffer: ByteArray | None) -> _Sent:
         data = message.wire()
-        call, shm_peers, post = self._call, self._transport.shm_peers, self._transport.isend
-        call.wire_bytes += data.size * len(peers)
-        if shm_peers is not None and data.size >= _DESCRIBED_FROM:
-            readers = sum(peer in shm_peers.ranks for peer in peers)
-            descriptor = shm_peers.publish(data, readers) if readers else None
-            if descriptor is not None:
-                call.shared_bytes += data.size * readers
-                requests = [
-                    post(descriptor if peer in shm_peers.ranks else data, peer, tag) for peer in peers
-                ]
-                return _Sent(requests, peers, buffer, descriptor)
-        return _Sent([post(data, peer, tag) for peer in peers], peers, buffer, None)
+        self._call.wire_bytes += data.size * len(peers)
+        self._call.between_bytes += data.size * sum(self._transport.away[peer] for peer in peers)
+        if self._transport.near:
+            self._call.shared_bytes += data.size * len(self._transport.near.intersection(peers))
+        return _Sent([self._transport.isend(data, peer, tag) for peer in peers], peers, buffer)
 
     def _settled(self, sent: _Sent) -> bool:
-        """Return a buffer to the pool if its message has been sent and read; tell whether that was so."""
+        """Return a buffer to the pool if its message has been sent; tell whether that was so."""
         for request in sent.requests:
             with inside_mpi():
                 if not request.Test():
                     return False
-        shm_peers = self._transport.shm_peers
         if sent.buffer is not None:
-            if shm_peers is not None and sent.descriptor is not None and shm_peers.pool.unread(sent.buffer):
-                return False
             self._transport.give(sent.buffer)
         return True
 
@@ -139,26 +121,9 @@ class Mailbox:
         return Pending([message.request for message in coming], [message.peer for message in coming])
 
     def read(self, message: Incoming) -> ByteArray:
-        """Return the bytes of a message that is here; they are valid until it is :meth:`used`.
-
-        Raises:
-            WireError: the descriptor names no message.
-            MismatchError: this rank has no room for the message of the descriptor.
-        """
-        shm_peers = self._transport.shm_peers
-        if shm_peers is None or message.peer not in shm_peers.ranks:
-            data: ByteArray = self._transport.received(message.request, message.buffer)
-            return data
-        if message.shared is None:
-            message.shared = shm_peers.read(message.buffer)
-            if message.shared is None:
-                return message.buffer
-            if message.shared.size > message.buffer.size:
-                raise MismatchError(
-                    f"{self._call.op} on axis {self._call.axis!r}: rank {message.peer} sent {message.shared.size} "
-                    f"bytes, rank {self._transport.rank} has room for {message.buffer.size}"
-                )
-        return message.shared
+        """Return the bytes of a message that is here; they are valid until it is :meth:`used`."""
+        data: ByteArray = self._transport.received(message.request, message.buffer)
+        return data
 
     def used(self, message: Incoming) -> None:
         """Release a message that will not be read again, except to be sent on."""
@@ -167,25 +132,17 @@ class Mailbox:
 
     def _put_back(self, message: Incoming) -> None:
         message.used = True
-        if message.shared is not None and self._transport.shm_peers is not None:
-            self._transport.shm_peers.release([message.shared])
         self._transport.give(message.buffer)
 
     def finish(self) -> Steps:
         """Wait until all messages are sent, and give the buffers back."""
-        sends, shm_peers = [*self._sends, *self._kept], self._transport.shm_peers
+        sends = [*self._sends, *self._kept]
         requests = [request for s in sends for request in s.requests]
         yield Pending(requests, [peer for s in sends for peer in s.peers], sends=True)
         for message in self._inbox:
             if not message.used:
                 self._put_back(message)
         self._inbox.clear()
-        if shm_peers is not None and shm_peers.pool.crowded:
-            # MPI makes the sender of a large message wait for its receiver; descriptors are sent at once.
-            unread = _Unread(
-                shm_peers.pool, [s.buffer for s in sends if s.descriptor is not None and s.buffer is not None]
-            )
-            yield Pending([], [], events=[unread], source="ranks of this host that read its messages")
         for sent in sends:
             if sent.buffer is not None:
                 self._transport.give(sent.buffer)
@@ -194,21 +151,8 @@ class Mailbox:
 
 
 class _Sent(NamedTuple):
-    """Message in flight, the buffer to give back when it has arrived, and the descriptor that some ranks get."""
+    """Message in flight, and the buffer to give back when it has arrived."""
 
     requests: list[Any]
     peers: list[int]
     buffer: ByteArray | None
-    descriptor: ByteArray | None
-
-
-class _Unread:
-    """Event that no other process reads the buffers any more."""
-
-    def __init__(self, pool: ArenaPool, buffers: list[ByteArray]) -> None:
-        self._pool, self._buffers = pool, buffers
-
-    def done(self) -> bool:
-        while self._buffers and not self._pool.unread(self._buffers[-1]):
-            self._buffers.pop()
-        return not self._buffers

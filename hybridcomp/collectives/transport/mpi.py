@@ -12,13 +12,14 @@ from hybridcomp.collectives.execution.post_queue import PostQueue
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.failure.contact import Contacts
 from hybridcomp.collectives.failure.watchdog import inside_mpi
-from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers
 from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.device import DeviceArray
+from hybridcomp.schedules.in_order import TAGS
 from hybridcomp.schedules.topology import Topology
 
-_MOST_TAGS = 64  # tags of one operation
-_TAGS = 30_000  # below MPI's guaranteed 32767; a tag comes round after as many operations
+# Above the tags of the engine's messages (kernels/engine/group.hpp), below that of notices: messages of operations in
+# the engine and of others never match.
+_FIRST, _TAGS = 20_000, 12_000
 
 
 class MpiTransport(Transport):
@@ -34,30 +35,35 @@ class MpiTransport(Transport):
         self,
         comm: MPI.Comm,
         topology: Topology,
-        shm_peers: SharedMemoryPeers | None = None,
         *,
         direct: bool = False,
         group: Any = None,
     ) -> None:
-        """Send and receive on ``comm``, to ``shm_peers`` ranks by descriptors. The engine's ``group`` counts tags."""
-        super().__init__(topology, comm.Get_rank(), direct=direct, shm_peers=shm_peers)
+        """Send and receive on ``comm``. The engine's ``group`` counts operations, whichever way they take."""
+        super().__init__(topology, comm.Get_rank(), direct=direct)
         self.comm = comm
         self.post_queue = PostQueue()
         self.contacts = Contacts(comm)
-        self._tags = Tags() if group is None else group
+        self._each = max(TAGS, self.size + 1)  # numbers that the engine reserves for an operation
+        self._numbers = Numbers(self._each) if group is None else group
 
     def tag(self) -> int:
-        """Return the next sequence tag.
+        """Return the first tag of the next operation: see :meth:`tags`."""
+        return self.tags()[0]
+
+    def tags(self) -> list[int]:
+        """Return the tags of the next operation, and count it as one of the engine's.
 
         Raises:
             ConfigError: this process was forked; a thread of its parent may have held the lock taken here.
         """
         engine().check_process("a collective")
-        return int(self._tags.next_tag())
+        number = int(self._numbers.reserve()) // self._each
+        return [_FIRST + (number * TAGS + i) % _TAGS for i in range(TAGS)]
 
     def begin(self, operation: int) -> None:
         """Count tags on from an operation's own number, whatever this rank has taken before."""
-        self._tags.begin(operation % (1 << 24))
+        self._numbers.begin(operation % (1 << 24))
 
     def isend(self, data: Any, peer: int, tag: int, mode: str = "Isend") -> MPI.Request:
         """Start to send bytes by MPI's ``mode``: see :meth:`Transport.isend`."""
@@ -89,16 +95,18 @@ def raw(data: Any) -> list[Any]:
     return [data, MPI.BYTE]
 
 
-class Tags:
-    """Counter of tags where the engine does not count them, in the same way."""
+class Numbers:
+    """Counter of operations' numbers where there is no engine's group to count them, in the same way."""
 
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+    def __init__(self, each: int) -> None:
+        """Count ``each`` numbers for an operation."""
+        self._each = each
+        self._first = itertools.count(1, each)
 
-    def next_tag(self) -> int:
-        """Return the next tag."""
-        return next(self._numbers) % _TAGS
+    def reserve(self) -> int:
+        """Return the first number of the next operation."""
+        return next(self._first)
 
     def begin(self, operation: int) -> None:
         """Count on from an operation's own number."""
-        self._numbers = itertools.count(operation * _MOST_TAGS + 1)
+        self._first = itertools.count(operation * self._each + 1, self._each)

@@ -51,5 +51,5 @@ def size_class(nbytes: int) -> int:
 
 @functools.cache
 def heap() -> HeapPool:
-    """Return the process's one pool for transports without shared memory."""
+    """Return the process's one pool."""
     return HeapPool()

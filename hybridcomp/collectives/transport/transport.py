@@ -5,14 +5,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hybridcomp.arrays import ByteArray
 from hybridcomp.collectives.transport.pools import Pool, heap
 from hybridcomp.schedules.topology import Topology
-
-if TYPE_CHECKING:
-    from hybridcomp.collectives.transport.shared_memory import SharedMemoryPeers
 
 
 class Transport(abc.ABC):
@@ -25,26 +22,26 @@ class Transport(abc.ABC):
         topology: which ranks are on which host.
         rank: number of this rank.
         size: number of ranks.
+        away: for each rank, whether it is on another host.
+        near: ranks whose messages stay in memory that they share with this one.
         direct: whether it takes device pointers in messages, on every rank.
-        shm_peers: ranks that share memory with this one; None if there are none.
+        joint: device work of the operations whose messages travel together, a
+            :class:`~hybridcomp.collectives.device.joint.Joint`; None where each has its own.
     """
 
+    joint: Any = None
+    near: frozenset[int] = frozenset()
+
     def __init__(
-        self,
-        topology: Topology,
-        rank: int,
-        *,
-        direct: bool = False,
-        shm_peers: SharedMemoryPeers | None = None,
-        pool: Pool | None = None,
+        self, topology: Topology, rank: int, *, direct: bool = False, pool: Pool | None = None
     ) -> None:
-        """Take buffers from ``pool``; None for the pool that ``shm_peers`` can read, or this process's own memory."""
+        """Take buffers from ``pool``; None for the one of this process."""
         self.topology = topology
         self.rank, self.size = rank, len(topology.hosts)
         self.direct = direct
-        self.shm_peers = shm_peers
-        self._pool: Pool = pool or (heap() if shm_peers is None else shm_peers.pool)
+        self._pool: Pool = pool or heap()
         self._failed: list[object] = []
+        self.away = topology.away(rank)
 
     @abc.abstractmethod
     def tag(self) -> int:

@@ -107,8 +107,9 @@ def block_activations(config: TrainConfig) -> float:
 
     In units of the residual stream: the two norms' inputs and outputs (4), queries, keys and values (3), attention's
     output (1, and 1 as the next product's input), the GELU's input and output (4 each). All but the first four are
-    split over tp, and those are over the sequence with sequence parallelism.
+    split over tp. With sequence parallelism the norms' inputs are too, and their outputs are gathered for the products,
+    which keep them whole.
     """
     unit = config.micro_batch_size * config.seq_len * config.d_model * item_bytes(config)
-    whole = 4 / config.tp if config.sequence_parallel else 4.0
+    whole = 2 + 2 / config.tp if config.sequence_parallel else 4.0
     return unit * (whole + 13 / config.tp)

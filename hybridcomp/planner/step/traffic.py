@@ -107,7 +107,7 @@ def collective(
         factors = collective(links, op, size, DType.FLOAT32, NONE, None, hosts)
         rate = links.alone.speed(codec)
         return dataclasses.replace(factors, cpu=factors.cpu + nbytes / rate.encode + nbytes / rate.decode)
-    algorithm = links.chooser(topology).choose(op, nbytes, dtype, codec, feedback, engine=True).algorithm.name
+    algorithm = links.chooser(topology).choose(op, nbytes, dtype, codec, feedback).algorithm.name
     setting = Setting(
         op, nbytes, dtype.itemsize, codec, len(hosts), topology.count, topology.largest, compiled=True
     )

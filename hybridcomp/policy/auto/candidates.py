@@ -21,15 +21,20 @@ _LEAST_WITH_FEEDBACK = 1 << 16
 Candidate = tuple[Codec, str | None]
 
 
-def candidates(fidelity: str, message: Message) -> list[Candidate]:
+def candidates(fidelity: str, message: Message, also: tuple[Codec, ...] = ()) -> list[Candidate]:
     """Return the codecs, with their error feedback, that may carry a message; ``none`` first.
 
     A message that keeps no residual has nothing to repair what it loses, and the link of a send is not known here: such
     messages of the class ``aggressive`` are treated as safe ones.
+
+    Args:
+        fidelity: class of fidelity.
+        message: one of the messages.
+        also: codecs that :attr:`.spec.Auto.also` adds.
     """
     found: list[Candidate] = [(NONE, None)]
     feedback = EF if fidelity == AGGRESSIVE and message.kept_by is not None and message.op != "send" else None
-    for codec in _codecs(fidelity, feedback is not None):
+    for codec in _codecs(fidelity, feedback is not None, also):
         if codec.linear and (message.op != "all_reduce" or len(message.dims) < 2):
             continue
         if codec.name == "exponent" and message.op == "send":
@@ -41,30 +46,33 @@ def candidates(fidelity: str, message: Message) -> list[Candidate]:
     return found
 
 
-def senders(fidelity: str) -> tuple[Codec, ...]:
+def senders(fidelity: str, also: tuple[Codec, ...] = ()) -> tuple[Codec, ...]:
     """Return the codecs in which a send of a class may come."""
-    return tuple(codec for codec in _codecs(fidelity, False) if codec.name != "exponent")
+    return tuple(codec for codec in _codecs(fidelity, False, also) if codec.name != "exponent")
 
 
-def every(fidelity: str) -> tuple[Codec, ...]:
+def every(fidelity: str, also: tuple[Codec, ...] = ()) -> tuple[Codec, ...]:
     """Return the codecs, other than ``none``, in which any message of a class may come."""
-    return _codecs(fidelity, True)
+    return _codecs(fidelity, True, also)
 
 
 @functools.cache
-def _codecs(fidelity: str, feedback: bool) -> tuple[Codec, ...]:
+def _codecs(fidelity: str, feedback: bool, also: tuple[Codec, ...]) -> tuple[Codec, ...]:
     specs: tuple[str, ...] = _EXACT
     if fidelity != EXACT:
         specs = (*specs, *_SAFE)
     if fidelity == AGGRESSIVE and feedback:
         specs = (*specs, *_AGGRESSIVE)
-    return tuple(get_codec(spec) for spec in specs)
+    usual = tuple(get_codec(spec) for spec in specs)
+    safe = fidelity != EXACT
+    fits = (c.lossless or (safe and c.safe) or (fidelity == AGGRESSIVE and feedback) for c in also)
+    return (*usual, *(codec for codec, good in zip(also, fits, strict=True) if good and codec not in usual))
 
 
-def allowed(fidelity: str, codec: Codec, feedback: str | None) -> bool:
+def allowed(fidelity: str, codec: Codec, feedback: str | None, also: tuple[Codec, ...] = ()) -> bool:
     """Tell whether a frozen choice stays within a class of fidelity."""
     if codec.lossless:
         return True
-    if codec in _codecs(fidelity, False):
+    if codec in _codecs(fidelity, False, also):
         return True
     return fidelity == AGGRESSIVE and feedback is not None

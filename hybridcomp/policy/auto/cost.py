@@ -7,14 +7,16 @@ from typing import NamedTuple
 
 from hybridcomp.arrays import DType, as_dtype
 from hybridcomp.codecs import Codec, get_codec
-from hybridcomp.perfmodel import Profile, Setting, algorithms, carried_by_mpi, predict
+from hybridcomp.perfmodel import Profile, Setting, carried_by_mpi, predict, spares_network
 from hybridcomp.perfmodel.mpi import MPI
 from hybridcomp.policy.auto.signature import Signature
 
 _NONE = get_codec("none")
 _FP32 = 4  # bytes; speeds are of fp32
 _MODELLED = ("all_reduce", "reduce_scatter", "all_gather")
-_ALGORITHM = "direct"  # stands for the other algorithms: each gives codecs the same order
+# Stand for the other algorithms, which give codecs the same order: on ranks that have a host each or one for all, and
+# on hosts of several ranks.
+_FLAT, _TWO_LEVELS = "direct", "hierarchical"
 _FLOPS = 12e9  # flops/s of a core in PowerSGD's thin products
 _LEAST_SPEEDUP, _MOST_SPEEDUP = 1 / 256, 256.0  # bounds of a link's change, against the profile
 
@@ -35,7 +37,7 @@ class Place(NamedTuple):
     compiled: bool
 
 
-class Parts(NamedTuple):
+class MessageCost(NamedTuple):
     """Estimated seconds of a message.
 
     Attributes:
@@ -55,38 +57,46 @@ class Parts(NamedTuple):
         return self.latency + busy + idle / 4
 
 
-def estimate(profile: Profile, place: Place, wanted: Signature, codec: Codec) -> Parts:
+def estimate(profile: Profile, place: Place, wanted: Signature, codec: Codec) -> MessageCost:
     """Estimate the seconds of a kind of message by a codec."""
     p, h, per = place.ranks, place.hosts, place.ranks_per_host
     nbytes = whole_bytes(wanted, p)
     itemsize = as_dtype(wanted.dtype).itemsize
     n = nbytes / itemsize
     speed = profile.speed(codec)
-    share = (p - 1) / p
     tier = profile.network if h > 1 else profile.host
     if codec.linear:
         factors = linear_bytes(nbytes, wanted.thin, codec)
         compute = 6 * n * codec.params["rank"] / _FLOPS / profile.cores
         plain = estimate(profile, place, wanted._replace(nbytes=factors, thin=0), _NONE)
-        return Parts(compute + plain.compute, plain.wire, 2 * plain.latency)
+        return MessageCost(compute + plain.compute, plain.wire, 2 * plain.latency)
     size = _wire_bytes(codec, n, itemsize, speed.size)
     encode, decode, add = (n * _FP32 / rate for rate in (speed.encode, speed.decode, speed.add))
-    each_way = per * (p - per) / p * size if h > 1 else share * size  # out of a host, all its ranks together
     times = 2 if wanted.op == "all_reduce" else 1
+    # Where hosts have several ranks, each rank encodes its share of what its host sends.
+    parts, sharers = (h, per) if h > 1 and per > 1 and wanted.op in _MODELLED else (p, 1)
+    share = (parts - 1) / parts
+    each_way = share * size  # out of a host, all its ranks together
+    if sharers == 1 and h > 1:
+        each_way *= per * (p - per) / (p - 1)
     compute = {
-        "all_reduce": encode * (1 + 1 / p) + share * add + decode,
+        "all_reduce": encode * (1 + 1 / parts) + share * add + decode,
         "reduce_scatter": share * (encode + add),
-        "all_gather": encode / p + decode,
-    }.get(wanted.op, encode + decode)
+        "all_gather": encode / parts + decode,
+    }.get(wanted.op, encode + decode) / sharers
+    latency = times * tier.latency
+    if sharers > 1:  # the plain parts that ranks of a host give each other
+        compute += times * (per - 1) / per * nbytes / profile.host.bandwidth
+        latency += times * profile.host.latency
     if wanted.op == "send":
         each_way = size
     compute += times * 2 * each_way / per * profile.wire if h > 1 else 0.0
-    return Parts(compute / profile.cores, times * each_way / tier.bandwidth, times * tier.latency)
+    return MessageCost(compute / profile.cores, times * each_way / tier.bandwidth, latency)
 
 
 def refined(profile: Profile, place: Place, wanted: Signature, codec: Codec) -> float:
     """Return the model's seconds of a kind of message by a codec; the estimate where no model covers it."""
-    if wanted.op not in _MODELLED or _ALGORITHM not in algorithms(wanted.op):
+    if wanted.op not in _MODELLED:
         return estimate(profile, place, wanted, codec).seconds
     nbytes = whole_bytes(wanted, place.ranks)
     itemsize = as_dtype(wanted.dtype).itemsize
@@ -95,9 +105,17 @@ def refined(profile: Profile, place: Place, wanted: Signature, codec: Codec) -> 
         factors = linear_bytes(nbytes, wanted.thin, codec) // itemsize * itemsize
         setting = Setting(wanted.op, factors // 2, itemsize, _NONE, *where)
         compute = estimate(profile, place, wanted, codec).compute
-        return compute + 2 * predict(profile, _ALGORITHM, setting)
+        return compute + 2 * predict(profile, _algorithm(profile, setting), setting)
     setting = Setting(wanted.op, nbytes, itemsize, codec, *where)
-    return predict(profile, MPI if carried_by_mpi(setting) else _ALGORITHM, setting)
+    return predict(profile, _algorithm(profile, setting), setting)
+
+
+def _algorithm(profile: Profile, setting: Setting) -> str:
+    """Return the algorithm that stands for those of an operation on these hosts."""
+    # Outside the compiled engine all operations of hosts of several ranks go in two levels.
+    if setting.tiered and (not setting.compiled or spares_network(profile, setting)):
+        return _TWO_LEVELS
+    return MPI if carried_by_mpi(setting) else _FLAT
 
 
 def whole_bytes(wanted: Signature, ranks: int) -> int:

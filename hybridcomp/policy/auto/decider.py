@@ -16,7 +16,6 @@ from hybridcomp.policy.auto.candidates import EF, NONE, candidates
 from hybridcomp.policy.auto.cost import Place, estimate, refined, slowed, whole_bytes
 from hybridcomp.policy.auto.signature import FrozenChoice, Signature
 from hybridcomp.policy.auto.spec import Auto
-from hybridcomp.policy.auto.words import size_label, time_label
 from hybridcomp.policy.message import Choice, Message
 
 _REFINED = 2  # candidates that the model predicts beside none: each takes it a fifth of a millisecond
@@ -144,7 +143,7 @@ class Decider:
         return choice
 
     def _decide(self, signature: Signature, fidelity: str, message: Message) -> Decision:
-        found = candidates(fidelity, message)
+        found = candidates(fidelity, message, self._auto.also)
         decision = Decision(signature, fidelity, message, [], open=len(found) > 1)
         self._predict(decision)
         return decision
@@ -152,7 +151,7 @@ class Decider:
     def _predict(self, decision: Decision, *, before: Codec | None = None) -> None:
         """Choose by the profile's predictions; keep the choice before among the options."""
         signature = decision.signature
-        found = candidates(decision.fidelity, decision.example)
+        found = candidates(decision.fidelity, decision.example, self._auto.also)
         rest = sorted(found[1:], key=lambda c: self._estimate(signature, c[0]))
         rest = [c for number, c in enumerate(rest) if number < _REFINED or c[0] == before]
         options = [
@@ -170,8 +169,8 @@ class Decider:
         ][:TRIED]
         best = decision.options[0]
         decision.tried = len(decision.options) == 1
-        what = f"{size_label(signature.nbytes)} in {time_label(best.predicted)}"
-        beside = "" if best.codec is NONE else f", none {time_label(none)}"
+        what = f"{_size_label(signature.nbytes)} in {_time_label(best.predicted)}"
+        beside = "" if best.codec is NONE else f", none {_time_label(none)}"
         decision.use(best, f"auto: {decision.fidelity}, {what}{beside} predicted{self._link}")
         self._say(decision)
 
@@ -198,7 +197,7 @@ class Decider:
             options = decision.options
             option = options[index] if index < len(options) else options[0]
             number = options.index(option) + 1
-            size = size_label(decision.signature.nbytes)
+            size = _size_label(decision.signature.nbytes)
             decision.use(option, f"auto: tries {number} of {len(options)} at {size}")
         self.version += 1
 
@@ -214,11 +213,11 @@ class Decider:
             decision.tried = True
             options = decision.options
             known = [(s, o) for s, o in zip(row.tolist(), options, strict=False) if np.isfinite(s)]
-            size = size_label(decision.signature.nbytes)
+            size = _size_label(decision.signature.nbytes)
             whole = whole_bytes(decision.signature, self.place.ranks)
             if len(known) < len(options):  # too few of them: the prediction stands
                 best = options[0]
-                how = f"{time_label(best.predicted)} predicted"
+                how = f"{_time_label(best.predicted)} predicted"
             else:
                 for taken, option in known:
                     option.measured = taken
@@ -226,9 +225,9 @@ class Decider:
                 near = [option for taken, option in known if taken <= limit]
                 best = next((o for o in near if o.codec is NONE), near[0])
                 assert best.measured is not None
-                others = [f", {o.codec.name} {time_label(t * whole)}" for t, o in known if o is not best]
+                others = [f", {o.codec.name} {_time_label(t * whole)}" for t, o in known if o is not best]
                 how = (
-                    f"{time_label(best.measured * whole)}{''.join(others)} measured by operation {operation}"
+                    f"{_time_label(best.measured * whole)}{''.join(others)} measured by operation {operation}"
                 )
             decision.use(best, f"auto: {decision.fidelity}, {size} in {how}{self._link}")
             self._say(decision)
@@ -282,3 +281,20 @@ class Decider:
             FrozenChoice(signature, d.choice.codec.spec, d.choice.feedback, d.choice.reason)
             for signature, d in self._decisions.items()
         ]
+
+
+def _size_label(nbytes: float) -> str:
+    """Return bytes in a unit that suits them: ``1.25 MiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.4g} GiB"
+
+
+def _time_label(seconds: float) -> str:
+    """Return seconds in a unit that suits them: ``3.81 ms``."""
+    for factor, unit in ((1e6, "us"), (1e3, "ms")):
+        if seconds * factor < 1000:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds:.3g} s"

@@ -32,7 +32,7 @@ from hybridcomp.files import shown
 from hybridcomp.policy.at_exit import FilesAtExit
 from hybridcomp.policy.auto.candidates import allowed
 from hybridcomp.policy.auto.signature import FrozenChoice, Signature
-from hybridcomp.policy.auto.spec import CLASSES, Auto, checked_class
+from hybridcomp.policy.auto.spec import ALSO, CLASSES, Auto, checked_also, checked_class
 from hybridcomp.policy.message import OPS
 
 _CHOICE = "choice"
@@ -68,6 +68,7 @@ def to_toml(auto: Auto, choices: Sequence[FrozenChoice]) -> str:
         "",
         "[auto]",
         *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in auto.classes.items()),
+        *[f"{ALSO} = {json.dumps([codec.spec for codec in auto.also])}"] * bool(auto.also),
     ]
     for (axis, op, dtype, nbytes, named, thin), codec, feedback, reason in choices:
         lines += ["", f"[[auto.{_CHOICE}]]"]
@@ -86,7 +87,7 @@ def read_auto(table: dict[str, Any]) -> Auto:
     """
     classes: dict[str, str] = {}
     for key, value in table.items():
-        if key == _CHOICE:
+        if key in (_CHOICE, ALSO):
             continue
         if not isinstance(value, str):
             raise ValueError(f"a class must be one of {', '.join(CLASSES)}, not {shown(value)}", key)
@@ -94,7 +95,11 @@ def read_auto(table: dict[str, Any]) -> Auto:
             classes[key] = checked_class(key, value)
         except ValueError as error:
             raise ValueError(str(error), key) from None
-    auto = Auto(MappingProxyType(classes))
+    try:
+        also = checked_also(table.get(ALSO, []))
+    except ValueError as error:
+        raise ValueError(str(error), ALSO) from error
+    auto = Auto(MappingProxyType(classes), also=also)
     given = table.get(_CHOICE, [])
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         raise ValueError(f"{_CHOICE} must be tables, [[auto.{_CHOICE}]]", _CHOICE)
@@ -102,7 +107,7 @@ def read_auto(table: dict[str, Any]) -> Auto:
         frozen = tuple(_choice(auto, number, one) for number, one in enumerate(given, 1))
     except ValueError as error:
         raise ValueError(str(error), _CHOICE) from error
-    return Auto(auto.classes, frozen)
+    return Auto(auto.classes, frozen, also)
 
 
 def _choice(auto: Auto, number: int, table: dict[str, Any]) -> FrozenChoice:
@@ -131,7 +136,7 @@ def _choice(auto: Auto, number: int, table: dict[str, Any]) -> FrozenChoice:
     except (ValueError, TypeError, HybridcompError) as error:
         raise ValueError(f"{what}: {error}") from error
     fidelity = auto.fidelity(table["axis"], op)
-    if not allowed(fidelity, codec, feedback):
+    if not allowed(fidelity, codec, feedback, auto.also):
         raise ValueError(
             f"{what}: {table['axis']}.{op} is {fidelity}, which {codec.spec}"
             f"{' without feedback' if feedback is None else ''} is not"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.errors import PolicyError
+from hybridcomp.files import shown
 from hybridcomp.policy.auto.signature import FrozenChoice
 from hybridcomp.policy.message import OPS, ROOTED
 
 NAME = "auto"
 EXACT, SAFE, AGGRESSIVE = CLASSES = ("exact", "safe", "aggressive")
 FREEZE = "freeze"
+ALSO = "also"
+_PARTS = re.compile(r"(?:\([^()]*\)|[^,])+")  # between commas outside parentheses
 _SUMS = ("all_reduce", "reduce_scatter")
 _ACTIVATIONS = ("tp", "sp", "cp", "pp", "ep")
 _GATHERS_PARAMETERS = ("dp", "fsdp")  # these axes' all-gathers are of parameters, which have no other copy
@@ -27,11 +32,14 @@ class Auto:
         classes: class of :data:`CLASSES` by axis (``dp``) or axis and operation (``dp.all_gather``); all others have
             the class of :func:`usual_class`.
         frozen: choices to make without measuring; empty to decide.
+        also: codecs that it may choose, too: a lossless one in every class, one whose error is ``safe`` in ``safe`` and
+            ``aggressive``, any other in ``aggressive`` alone, with error feedback.
         freeze: file that rank 0 writes the choices to as the job ends; None for none.
     """
 
     classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     frozen: tuple[FrozenChoice, ...] = ()
+    also: tuple[Codec, ...] = ()
     freeze: str | None = field(default=None, compare=False)
 
     def fidelity(self, axis: str, op: str) -> str:
@@ -49,7 +57,8 @@ class Auto:
     def canonical(self) -> str:
         """Return all settings that decide, as text in a fixed order."""
         classes = ",".join(f"{key}={value}" for key, value in sorted(self.classes.items()))
-        return f"auto {classes} {self.frozen!r}"
+        also = "".join(f" also {codec.spec}" for codec in self.also)
+        return f"auto {classes} {self.frozen!r}{also}"
 
 
 def usual_class(axis: str, op: str) -> str:
@@ -69,23 +78,25 @@ def usual_class(axis: str, op: str) -> str:
 
 
 def parse_spec(text: str) -> Auto:
-    """Parse ``auto`` or ``auto:dp=safe,tp=exact,freeze=choices.toml``.
+    """Parse ``auto`` or ``auto:dp=safe,tp=exact,also=(zfp:rate=16),freeze=choices.toml``.
 
     Raises:
         PolicyError: the text is wrong; says what is allowed.
     """
     _, _, options = text.partition(":")
     classes: dict[str, str] = {}
-    freeze = None
-    for part in filter(None, (piece.strip() for piece in options.split(","))):
+    freeze, also = None, []
+    for part in filter(None, (piece.strip() for piece in _PARTS.findall(options))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not key or not value:
             raise PolicyError(
-                f"policy {text!r}: {part!r} must be AXIS=CLASS, AXIS.OPERATION=CLASS or freeze=PATH; "
+                f"policy {text!r}: {part!r} must be AXIS=CLASS, AXIS.OPERATION=CLASS, also=CODEC or freeze=PATH; "
                 f"classes: {', '.join(CLASSES)}"
             )
         if key == FREEZE:
             freeze = value
+        elif key == ALSO:
+            also.append(value)
         elif key in classes:
             raise PolicyError(f"policy {text!r}: {key} stands there twice")
         else:
@@ -93,7 +104,30 @@ def parse_spec(text: str) -> Auto:
                 classes[key] = checked_class(key, value)
             except ValueError as error:
                 raise PolicyError(f"policy {text!r}: {error}") from None
-    return Auto(MappingProxyType(classes), freeze=freeze)
+    try:
+        return Auto(MappingProxyType(classes), also=checked_also(also), freeze=freeze)
+    except ValueError as error:
+        raise PolicyError(f"policy {text!r}: {error}") from None
+
+
+def checked_also(specs: Any) -> tuple[Codec, ...]:
+    """Return the codecs that ``auto`` may choose beside its own.
+
+    Raises:
+        ValueError: it is no list of spec strings, each of another codec.
+    """
+    if not isinstance(specs, list) or not all(isinstance(spec, str) for spec in specs):
+        raise ValueError(f"{ALSO} must be a list of codecs, not {shown(specs)}")
+    codecs = []
+    for spec in specs:
+        try:
+            codec = get_codec(spec[1:-1] if spec.startswith("(") and spec.endswith(")") else spec)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{ALSO}: {error}") from error
+        if codec in codecs:
+            raise ValueError(f"{ALSO} has {codec.spec} twice")
+        codecs.append(codec)
+    return tuple(codecs)
 
 
 def checked_class(key: str, value: Any) -> str:

@@ -10,7 +10,7 @@ The reductions exchange encoded parts once:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hybridcomp.schedules.parts import Parts
 from hybridcomp.schedules.recorder import Recorder
@@ -148,12 +148,12 @@ def all_to_all(operation: Operation, topology: Topology, rank: int) -> Schedule:
     def part(buffer: Buffer, counts: tuple[int, ...], q: int) -> Span:
         return Span(buffer, sum(counts[:q]), counts[q])
 
-    incoming = {q: r.slot(column[q]) for q in r.others if column[q]}
+    incoming = {q: r.slot(column[q], plain=operation.spares(column[q])) for q in r.others if column[q]}
     for q, slot in incoming.items():
         r.recv(slot, column[q], q)
     for q in r.others:
         if row[q]:
-            slot = r.slot(row[q])
+            slot = r.slot(row[q], plain=operation.spares(row[q]))
             r.encode(slot, part(Buffer.SEND, row, q))
             r.send(slot, q)
     if row[rank]:
@@ -262,9 +262,15 @@ def send(operation: Operation, topology: Topology, rank: int) -> Schedule:
 _Place = Callable[[Buffer, int, int], Span]  # place of a chunk, by buffer, part and chunk number
 
 
+def _slots(r: Recorder, parts: Parts, of: Iterable[int]) -> dict[int, Slots]:
+    """Make room for chunks of the parts of some ranks."""
+    spares, counts = r.operation.spares, r.operation.counts
+    return {q: Slots(r, _AHEAD, parts.longest(q), plain=spares(counts[q])) for q in of}
+
+
 def _give(r: Recorder, parts: Parts, peers: dict[int, int], place: _Place) -> None:
     """Encode parts chunk by chunk, and send each to its peer."""
-    slots = {q: Slots(r, _AHEAD, parts.longest(q)) for q in peers}
+    slots = _slots(r, parts, peers)
     for k in range(parts.rounds):
         for q, peer in peers.items():
             if parts.size(q, k):
@@ -274,7 +280,7 @@ def _give(r: Recorder, parts: Parts, peers: dict[int, int], place: _Place) -> No
 
 def _take(r: Recorder, parts: Parts, peers: dict[int, int], place: _Place) -> None:
     """Receive parts chunk by chunk, each from its peer, and decode them."""
-    slots = {q: Slots(r, _AHEAD, parts.longest(q)) for q in peers}
+    slots = _slots(r, parts, peers)
 
     def receive(k: int) -> None:
         for q, peer in peers.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -69,6 +70,7 @@ def _check(
     run: Run, promise: Promise, rank: int, start: int, owner: int | None, found: list[Elements], source: int
 ) -> None:
     """Check a range of a rank's result, from element ``start`` on."""
+    topology = run.order.schedules[0].topology
     for count, number, origin in found:
         where = f"rank {rank}, RECV[{start}:{start + count}]"
         if number < 0:
@@ -83,10 +85,12 @@ def _check(
             problem = f"it lacks the parts of ranks {sorted(set(range(run.ranks)) - set(value.ranks))}"
         elif value.divided != run.operation.mean:
             problem = f"it is {'' if value.divided else 'not '}divided by the number of ranks"
-        elif not promise.order(value.ranks, run.order.schedules[0].topology):
+        elif not promise.order(value.ranks, topology):
             problem = f"the ranks' parts are added in the order {value.ranks}"
         elif value.parts > promise.parts or value.sums > promise.sums:
             problem = f"parts are encoded {value.parts} times on their way, the sum {value.sums} times"
+        elif any(map(operator.gt, (value.losses, value.sums), promise.losses(topology))):
+            problem = f"the errors of {value.losses} encoded parts and {value.sums} encoded sums add up in it"
         if problem is not None:
             raise ScheduleError(f"{where}: {problem}")
         start, source = start + count, source + count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from hybridcomp.schedules.topology import Topology
 
@@ -42,6 +43,16 @@ def host_order(ranks: tuple[int, ...], topology: Topology) -> bool:
     return once and hosts[1:] == sorted(hosts[1:]) and all(owner_first(tuple(g), topology) for g in groups)
 
 
+#: Function that returns how many errors of encodings add up in a result: of ranks' parts and of sums of some of them,
+#: and of the sum of all.
+Losses = Callable[[Topology], tuple[int, int]]
+
+
+def every_message(topology: Topology) -> tuple[int, int]:
+    """Count one message of every rank but the owner of the sum, and the sum's own."""
+    return len(topology.hosts) - 1, 1
+
+
 @dataclass(frozen=True, slots=True)
 class Promise:
     """Properties that an algorithm promises of its results, beyond their correctness.
@@ -50,11 +61,22 @@ class Promise:
         order: function that tells whether the parts of a sum may have been added in this order of ranks.
         parts: most encodings of a part on its way into the sum of all.
         sums: most encodings of the sum of all.
+        losses: function that returns the most encodings whose errors add up in an element of a reduction's result.
     """
 
     order: Order = owner_first
     parts: int = 1
     sums: int = 1
+    losses: Losses = every_message
+
+    def encodings(self, topology: Topology, *, mean: bool) -> Fraction:
+        """Return the most errors of encodings in an element of a reduction's result; 1 where nothing is encoded.
+
+        In a mean the errors of parts are divided by the number of ranks, as the parts are; that of the sum is not. So
+        there may be less than one.
+        """
+        parts, sums = self.losses(topology)
+        return Fraction(parts, len(topology.hosts) if mean else 1) + sums or Fraction(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +87,7 @@ class Value:
         ranks: ranks whose parts make up the sum, in the order in which they were added.
         parts: most encodings of one of the parts before all were summed.
         sums: encodings of the sum of all.
+        losses: encodings of parts, and of sums of some of them, whose errors have been added up in it.
         total: whether it is the sum of all ranks' parts, encoded or not.
         divided: whether it was divided by the number of ranks.
     """
@@ -72,6 +95,7 @@ class Value:
     ranks: tuple[int, ...]
     parts: int = 0
     sums: int = 0
+    losses: int = 0
     total: bool = False
     divided: bool = False
 
@@ -93,8 +117,9 @@ class Values:
         key = (number, step)
         if key not in self._numbers:
             old = self._known[number]
-            parts, sums = old.parts + (not old.total), old.sums + old.total
-            self._add(key, Value(old.ranks, parts, sums, old.total, old.divided))
+            partial = not old.total
+            counts = (old.parts + partial, old.sums + old.total, old.losses + partial)
+            self._add(key, Value(old.ranks, *counts, old.total, old.divided))
         return self._numbers[key]
 
     def sizes(self, rank: int, borders: tuple[int, ...]) -> int:
@@ -121,7 +146,8 @@ class Values:
         if any(term.divided for term in terms):
             raise ValueError("it sums what was divided by the number of ranks already")
         parts, sums = (max(getattr(t, name) for t in terms) for name in ("parts", "sums"))
-        return self._add(key, Value(ranks, parts, sums, len(ranks) == self._ranks, divide))
+        losses = sum(term.losses for term in terms)
+        return self._add(key, Value(ranks, parts, sums, losses, len(ranks) == self._ranks, divide))
 
     def _add(self, key: object, value: Value) -> int:
         self._known.append(value)

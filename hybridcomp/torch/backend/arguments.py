@@ -26,6 +26,7 @@ class OperationOptions(NamedTuple):
 
 NO_OPTIONS = OperationOptions()
 _NO_TIME = timedelta(0)
+_made: Any = tuple.__new__  # a named tuple's own is a call of Python's more
 
 
 def operation_options(*given: Any) -> OperationOptions:
@@ -55,4 +56,5 @@ def operation_options(*given: Any) -> OperationOptions:
             timeout = getattr(value, "timeout", timeout)
             waits = not getattr(value, "asyncOp", True)
     seconds = None if timeout is None or timeout <= _NO_TIME else timeout.total_seconds()
-    return OperationOptions(op, root, seconds, waits)
+    made: OperationOptions = _made(OperationOptions, (op, root, seconds, waits))
+    return made

@@ -35,7 +35,7 @@ from hybridcomp.torch.untraced import untraced
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator, StatRow
-    from hybridcomp.collectives.execution.progress import Request as Operation
+    from hybridcomp.collectives.execution.progress import Request
     from hybridcomp.collectives.session import Session
 
 _LAST_SECONDS = 5.0
@@ -75,10 +75,10 @@ class Group(ProcessGroup):
         self._name = ""
         self._desc = "undefined"
         self._coalescing: list[CommWork] | None = None
-        self._issued: deque[Operation] = deque()
+        self._issued: deque[Request] = deque()
         self._lock = threading.Lock()
         self._profiled = 0
-        self._attended = engine().attended()
+        self._engine = engine()
         self._sequence = 0
         self._splits = 0
         self.beside: list[Session] = []
@@ -247,13 +247,19 @@ class Group(ProcessGroup):
         if self._closed or os.getpid() != self._pid:
             self._check(op)
         self._sequence += 1
+        single = len(columns) == 1 == len(columns[0])
         if profiling():
             work = self._profile(op, tensors, lambda: start_each(start, columns, extra))
-        elif options.waits:
-            with self._attended:
-                work = start_each(start, columns, extra)
-        else:
+        elif not single:
             work = start_each(start, columns, extra)
+        elif options.waits:
+            self._engine.attending = threading.get_ident()
+            try:
+                work = start(columns[0][0], *extra)
+            finally:
+                self._engine.attending = None
+        else:
+            work = start(columns[0][0], *extra)
         if options.timeout is not None:
             work.limit = options.timeout
         issued = self._issued

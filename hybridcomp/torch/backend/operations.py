@@ -221,8 +221,6 @@ def start_each(
     start: Callable[..., CommWork], columns: Sequence[Sequence[Any]], extra: tuple[Any, ...] = ()
 ) -> CommWork:
     """Start an operation for each row of ``columns``, and join them."""
-    if len(columns) == 1 == len(columns[0]):
-        return start(columns[0][0], *extra)
     works = [start(*row, *extra) for row in zip(*columns, strict=True)]
     return works[0] if len(works) == 1 else joined(works)
 

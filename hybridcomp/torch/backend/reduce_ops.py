@@ -60,17 +60,14 @@ class Reduction(NamedTuple):
         factor: factor by which every rank's values are multiplied first (``PREMUL_SUM``); None leaves them.
         dtype: dtype to reduce in; None is the tensors' own.
         truncates: whether to divide the sum by the number of ranks and truncate the quotient.
+        plain: whether the communicator's operation on the tensors' own memory suffices.
     """
 
     op: MPI.Op | str
     factor: float | torch.Tensor | None = None
     dtype: torch.dtype | None = None
     truncates: bool = False
-
-    @property
-    def plain(self) -> bool:
-        """Tell whether the communicator's operation on the tensors' own memory suffices."""
-        return self.factor is None and self.dtype is None and not self.truncates
+    plain: bool = False
 
 
 _known: dict[tuple[int, torch.dtype], Reduction] = {}
@@ -86,7 +83,8 @@ def reduction(op: Any, dtype: torch.dtype) -> Reduction:
     Raises:
         NotImplementedError: the operation cannot reduce the dtype; names both.
     """
-    kind = op_kind(op)
+    given = op.__class__
+    kind = op.op if given is ReduceOp else op_kind(op)
     known = _known.get((int(kind), dtype))
     if known is not None:
         return known
@@ -109,4 +107,4 @@ def _reduction(kind: Any, dtype: torch.dtype, wide: torch.dtype | None) -> Reduc
         found = _LOGICAL.get(kind)
     if found is None:
         raise NotImplementedError(f"hybridcomp cannot reduce {dtype} tensors by {kind}")
-    return Reduction(found, dtype=wide)
+    return Reduction(found, dtype=wide, plain=wide is None)

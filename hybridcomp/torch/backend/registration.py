@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
+from hybridcomp.errors import CollectiveTimeoutError
 from hybridcomp.pmi import start
 from hybridcomp.torch.backend.making import check_members, make_communicator, telling
 from hybridcomp.torch.backend.options import GroupInit, Options, chosen_policy
+
+_OTHERS = timedelta(seconds=60)  # for ranks that make other groups at about the same time
 
 
 def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
@@ -34,13 +40,29 @@ def create(opts: Any, options: Any = None) -> dist.ProcessGroup:
         if not isinstance(given, Options):
             raise TypeError(f"pg_options must be hybridcomp.torch.Options, not {type(options).__name__}")
         timeout = given.timeout or opts.timeout
-        if len(ranks) == everyone > 1 and start.needed():
+        if everyone > 1 and start.needed():
             # First what may fail on this rank alone: ranks that have begun to start MPI wait inside it.
             chosen_policy()
-            start.start(
-                opts.store, ranks[opts.group_rank], everyone, timeout, lambda: check_members(init, name)
-            )
+            _start_mpi(init, everyone, timeout, lambda: check_members(init, name))
         # Here, and not above: it needs MPI, and a hook on gloo or NCCL does not.
         from hybridcomp.torch.backend.process_group import HybridProcessGroup  # noqa: PLC0415
 
     return HybridProcessGroup(make_communicator(init, name, timeout), init)
+
+
+def _start_mpi(init: GroupInit, everyone: int, timeout: timedelta, check: Callable[[], None]) -> None:
+    """Start MPI in all ranks of the job, of which each is making a hybridcomp group, if not the same one.
+
+    So it is where a mesh on another backend has one dimension on hybridcomp.
+    """
+    rank = init.ranks[init.rank]
+    if len(init.ranks) == everyone:
+        return start.start(init.store, rank, everyone, timeout, check)
+    store = PrefixStore("hybridcomp/job", dist.distributed_c10d._get_default_store())
+    try:
+        return start.start(store, rank, everyone, min(timeout, _OTHERS), check)
+    except CollectiveTimeoutError as late:
+        raise CollectiveTimeoutError(
+            f"{late}; MPI starts in all {everyone} ranks of the job at once: make a group of all ranks first, or have "
+            "every rank make one now, as init_device_mesh does"
+        ) from None

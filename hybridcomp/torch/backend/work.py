@@ -67,17 +67,20 @@ class CommWork(Work):
         Work.__init__(self)
         self.requests = requests
         self._outputs = outputs
-        if commit is not None:
-            self._commit = commit
         self._lock = threading.Lock()
         for tensor in outputs:
             if tensor.is_cuda:
                 self._caller = CallerStreams(outputs)
                 break
+        if commit is not None:
+            self._commit = commit
+            if requests:
+                self._see_end()
         if not requests:
-            self._complete()
-        elif commit is not None:
-            self._see_end()
+            if commit is None and self._caller is None:
+                self._completed = True
+            else:
+                self._complete()
 
     # -- torch's side --------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -17,13 +16,12 @@ from hybridcomp.policy.auto.cost import Place
 from hybridcomp.policy.auto.decider import Array, Decider
 from hybridcomp.policy.auto.freeze import freezer
 from hybridcomp.policy.auto.reviews import Reviews
+from hybridcomp.schedules.topology import Topology
 from hybridcomp.torch.exchange.group import ExchangeGroup
-from hybridcomp.torch.exchange.pipeline import Pipeline
-from hybridcomp.torch.exchange.worker import Worker
+from hybridcomp.torch.exchange.pipeline import Pipeline, Worker
 
 _SECONDS = 300.0  # longest time of an exchange of measurements
 _WHERE = "in the larger group"
-_LOCAL = "LOCAL_WORLD_SIZE"  # torchrun's: ranks of a host
 
 
 class Automatic:
@@ -34,10 +32,14 @@ class Automatic:
         worker: the thread that runs them.
         pipeline: pipeline of its batches.
         group: group that moves its bytes.
+        topology: hosts of its ranks.
     """
 
-    def __init__(self, table: StatTable, worker: Worker, pipeline: Pipeline, group: ExchangeGroup) -> None:
+    def __init__(
+        self, table: StatTable, worker: Worker, pipeline: Pipeline, group: ExchangeGroup, topology: Topology
+    ) -> None:
         self._table, self._worker, self._pipeline, self._group = table, worker, pipeline, group
+        self._topology = topology
         self._together = group
         self._reviews: Reviews | None = None
         self._due = 0
@@ -70,12 +72,12 @@ class Automatic:
         size = self._group.size
         if policy is None or not policy.decides or size == 1:
             return None
-        local, profile = self._together.first_text(_own_settings()).split("\n", 1)
-        if not local:
+        wrong, profile = self._together.first_text(_own_profile()).split("\n", 1)
+        if wrong:
             raise ConfigError(profile)
-        per = next(n for n in range(min(int(local), size), 0, -1) if size % n == 0)
         known = Profile.from_bytes(profile.encode(), "rank 0's")
-        decider = Decider(policy, known, Place(size, size // per, per, compiled=False))
+        place = Place(size, self._topology.count, self._topology.largest, compiled=False)
+        decider = Decider(policy, known, place)
         if policy.auto is not None and policy.auto.freeze is not None and self._together.rank == 0:
             freezer.add(policy.auto, decider)
         self._reviews = Reviews(
@@ -111,10 +113,9 @@ class Automatic:
         return lambda: future.result(_SECONDS)
 
 
-def _own_settings() -> str:
-    """Return this rank's profile behind a line with the ranks of its host, which is empty before an error."""
+def _own_profile() -> str:
+    """Return this rank's profile behind an empty line, or an error behind another."""
     try:
-        local = os.environ.get(_LOCAL, "")
-        return f"{int(local) if local.isdecimal() and int(local) else 1}\n{load_profile().to_toml()}"
+        return f"\n{load_profile().to_toml()}"
     except ConfigError as error:
-        return f"\n{error}"
+        return f"wrong\n{error}"

@@ -8,22 +8,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from hybridcomp.arrays import ByteArray, DType
+import numpy as np
+
+from hybridcomp.arrays import DType
 from hybridcomp.codecs import LinearCodec
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.transport.pools import Pool
-from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError
+from hybridcomp.errors import CollectiveTimeoutError, HybridcompError, MismatchError, RemoteError
 from hybridcomp.policy import Choice
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.torch.exchange.group import Exchange, ExchangeGroup
-from hybridcomp.torch.exchange.operation import Operation
+from hybridcomp.torch.exchange.lanes import Parcel, processes_of
+from hybridcomp.torch.exchange.operation import ExchangeOperation
+from hybridcomp.torch.exchange.packing import FAILED
 from hybridcomp.torch.exchange.transport import BatchTransport
 
 _PAUSE = 50e-6  # seconds between two looks at a device
-_EXCHANGES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+_LOOK_SECONDS = 0.1  # a process closes its sockets a little before it has ended
+_EXCHANGES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}  # in each of two levels
 _SPARE = 1 << 10  # bytes that a rank may send beyond those waited for, to say why it has failed
+
+
+def exchanges_of(op: str, topology: Topology) -> int:
+    """Return the number of exchanges that an operation takes on ranks of these hosts, or the sum of a linear codec."""
+    return (1 + topology.tiered) * _EXCHANGES[op]
 
 
 class BatchPlan(NamedTuple):
@@ -44,7 +54,14 @@ class BatchPlan(NamedTuple):
     most_bytes: int
 
     @classmethod
-    def of(cls, op: str, dtype: DType, parts: Iterable[tuple[Choice, int]], layout: Hashable) -> BatchPlan:
+    def of(
+        cls,
+        op: str,
+        dtype: DType,
+        parts: Iterable[tuple[Choice, int]],
+        layout: Hashable,
+        topology: Topology,
+    ) -> BatchPlan:
         """Plan operations of one kind.
 
         Args:
@@ -52,6 +69,7 @@ class BatchPlan(NamedTuple):
             dtype: dtype of their elements.
             parts: choice and number of elements of each operation.
             layout: other values that the lengths of their messages depend on, such as shapes.
+            topology: hosts of the ranks.
         """
         known = list(parts)
         linear = [choice.codec for choice, _ in known if isinstance(choice.codec, LinearCodec)]
@@ -63,7 +81,28 @@ class BatchPlan(NamedTuple):
         key = (op, dtype, layout, *((choice.codec.spec, choice.feedback, n) for choice, n in known))
         most = sum(2 * NONE.bound(n, dtype.accumulator) + _SPARE for choice, n in known)
         nbytes = sum(n for _, n in known) * dtype.itemsize
-        return cls(key, sums * _EXCHANGES[op], fixed, nbytes, most)
+        return cls(key, sums * exchanges_of(op, topology), fixed, nbytes, most)
+
+
+class Known(NamedTuple):
+    """What ranks know of an exchange before it starts.
+
+    Attributes:
+        counts: bytes to each rank in the backend's buffer.
+        sizes: bytes from each rank there.
+        carried: whether the backend carries anything of it, between any two ranks; the same on all.
+    """
+
+    counts: Sequence[int]
+    sizes: Sequence[int]
+    carried: bool
+
+
+class _Flying(NamedTuple):
+    """An exchange under way: what the backend carries of it, if anything, and its number among those of this host."""
+
+    carried: Exchange | None
+    number: int
 
 
 class Batch:
@@ -78,7 +117,7 @@ class Batch:
         plan: BatchPlan,
         group: ExchangeGroup,
         topology: Topology,
-        known: dict[Hashable, tuple[Sequence[int], Sequence[int]]],
+        known: dict[Hashable, Known],
         pool: Pool,
         timeout: float,
     ) -> None:
@@ -88,24 +127,29 @@ class Batch:
             plan: plan of the batch.
             group: group that moves its bytes.
             topology: topology of the group's ranks.
-            known: bytes to and from each rank, by plan and exchange; added to.
+            known: what is known of exchanges, by plan and exchange; added to.
             pool: pool of buffers for messages.
             timeout: seconds that it waits for a device.
         """
-        self.transport = BatchTransport(topology, group.rank, pool)
+        near = () if group.lanes is None else group.lanes.ranks
+        self.transport = BatchTransport(topology, group.rank, pool, group.staging, near)
         self._plan, self._group, self._known, self._timeout = plan, group, known, timeout
         self._left = plan.exchanges if group.size > 1 else 0
-        self._operations: list[Operation] = []
+        self._operations: list[ExchangeOperation] = []
         self._error: BaseException | None = None
-        self._exchange: Exchange | None = None
-        self._buffers: list[ByteArray] = []  # buffers of its exchanges, in which messages lie
+        self._exchange: _Flying | None = None
+        self._parcels: list[int] = []  # numbers of exchanges whose parcels are read
+        self._nothing = [
+            np.empty(0, np.uint8)
+        ] * group.size  # what the backend carries in an exchange without it
+        self._buffers: list[Any] = []  # buffers of its exchanges, in which messages lie
 
-    def add(self, operation: Operation) -> None:
+    def add(self, operation: ExchangeOperation) -> None:
         """Add an operation; the same ones in the same order on all ranks."""
         self._operations.append(operation)
 
     @property
-    def in_flight(self) -> list[Operation]:
+    def in_flight(self) -> list[ExchangeOperation]:
         """Return its operations that have not ended; may be called by any thread."""
         return [operation for operation in self._operations if not operation.ended]
 
@@ -135,13 +179,13 @@ class Batch:
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
         try:
-            arrived = exchange.wait()
+            parcels = self._received(exchange)
+            arrived = exchange.carried.wait() if exchange.carried is not None else self._nothing
         except Exception as error:
             self._break_off(error)
             return
         try:
-            for rank, data in enumerate(arrived):
-                self.transport.deliver(rank, data)
+            self.transport.deliver(arrived, parcels)
         except Exception as error:
             self.fail(error)
         self._run()
@@ -151,10 +195,15 @@ class Batch:
         deadline = time.monotonic() + self._timeout
         try:
             while self._error is None:
-                active = [operation for operation in self._operations if not operation.ended]
-                moved = [operation.step() for operation in active]
-                if any(moved):
+                active, moved = [], False
+                for operation in self._operations:
+                    if not operation.ended:
+                        active.append(operation)
+                        moved = operation.step() or moved
+                if moved:
                     deadline = time.monotonic() + self._timeout
+                elif self.transport.joint.pending:
+                    self.transport.joint.start()
                 elif not self.transport.unwritten and all(operation.on_messages for operation in active):
                     return
                 elif time.monotonic() > deadline:
@@ -174,7 +223,8 @@ class Batch:
                 self.fail(HybridcompError(f"{late[0].what} waits for a message after its last exchange"))
             if self._error is None:
                 for buffer in self._buffers:
-                    self.transport.give(buffer)
+                    self.transport.staging.give(buffer)
+            self._release()
             return
         try:
             self._exchange = self._started()
@@ -182,32 +232,78 @@ class Batch:
         except Exception as error:
             self._break_off(error)
 
-    def _started(self) -> Exchange:
+    @property
+    def _what(self) -> str:
+        """Return the name of the first operation that has not ended, for error messages."""
+        late = self.in_flight or self._operations
+        return late[0].what if late else f"an exchange without operations, rank {self._group.rank}"
+
+    def _received(self, exchange: _Flying) -> dict[int, Parcel]:
+        """Wait for the messages of this host's ranks."""
+        if self._group.lanes is None:
+            return {}
+        return self._group.lanes.receive(exchange.number, self._what)
+
+    def _release(self) -> None:
+        if self._group.lanes is not None:
+            for number in self._parcels:
+                self._group.lanes.release(number)
+            self._parcels.clear()
+
+    def _started(self) -> _Flying:
         transport, entry = self.transport, (self._plan.key, self._left)
         counts = transport.counts()
         known = self._known.get(entry)
         if known is None:
-            counts, sizes = self._agreed(counts, entry)
-        else:
-            if self._error is None and list(known[0]) != counts:
-                self.fail(
-                    HybridcompError(f"messages of {counts} bytes to each rank, where {known[0]} were before")
-                )
-            counts, sizes = list(known[0]), list(known[1])
-        send, recv = transport.take(sum(counts)), transport.take(sum(sizes))
-        self._buffers += [send, recv]
+            known = self._agreed(counts, entry)
+        elif self._error is None and list(known.counts) != counts:
+            self.fail(
+                HybridcompError(f"messages of {counts} bytes to each rank, where {known.counts} were before")
+            )
+        number = self._handed_over()
+        carried = self._carried(list(known.counts), list(known.sizes)) if known.carried else None
+        if carried is None:
+            self._pack(np.empty(0, np.uint8), list(known.counts))
+        return _Flying(carried, number)
+
+    def _handed_over(self) -> int:
+        """Hand this host's ranks their messages; return the exchange's number among theirs."""
+        lanes = self._group.lanes
+        if lanes is None:
+            return 0
         if self._error is None:
-            transport.pack(send)
+            parcels = self.transport.parcels()
         else:
-            transport.pack_failure(f"{type(self._error).__name__}: {self._error}", counts, send)
+            said = np.frombuffer(_told(self._error).encode()[:_SPARE], np.uint8)
+            parcels = {rank: [(FAILED, said)] for rank in lanes.ranks}
+        number = lanes.send(parcels, self._what)
+        self._parcels.append(number)
+        return number
+
+    def _carried(self, counts: list[int], sizes: list[int]) -> Exchange:
+        """Start what the backend carries of an exchange."""
+        transport = self.transport
+        send = transport.staging.room(sum(counts))
+        recv = None if transport.direct else transport.joint.room(sum(sizes))
+        self._buffers.append(send)
+        if recv is None:
+            recv = transport.staging.room(sum(sizes))
+            self._buffers.append(recv)
+        self._pack(send, counts)
         return self._group.start(send, counts, recv, sizes)
 
-    def _agreed(self, counts: list[int], entry: Hashable) -> tuple[list[int], list[int]]:
+    def _pack(self, out: Any, counts: list[int]) -> None:
+        if self._error is None:
+            self.transport.pack(out)
+        else:
+            self.transport.pack_failure(_told(self._error), counts, out)
+
+    def _agreed(self, counts: list[int], entry: Hashable) -> Known:
         """Exchange the sizes of messages; keep them where they are the same each time."""
-        group = self._group
+        group, near = self._group, self.transport.near
         if self._error is not None:
-            counts = [_SPARE if rank != group.rank else 0 for rank in range(group.size)]
-        said = group.sizes(counts, failed=self._error is not None)
+            counts = [0 if rank in near or rank == group.rank else _SPARE for rank in range(group.size)]
+        said = group.sizes(counts, failed=self._error is not None, carried=any(counts))
         for rank, (n, waited) in enumerate(zip(said.nbytes, self.transport.rooms(), strict=True)):
             # A rank that has failed may not wait yet for all that the others send.
             room = max(waited, _SPARE) if self._error is None else self._plan.most_bytes
@@ -215,11 +311,29 @@ class Batch:
                 raise MismatchError(
                     f"rank {rank} sends rank {group.rank} {n} bytes, which has room for {room}"
                 )
+        known = Known(counts, said.nbytes, said.carried)
         if self._plan.fixed and not said.failed and self._error is None:
-            self._known[entry] = counts, said.nbytes
-        return counts, said.nbytes
+            self._known[entry] = known
+        return known
 
     def _break_off(self, error: BaseException) -> None:
         """End without the exchanges that are left: the process group itself has failed."""
+        if isinstance(error, RuntimeError) and not isinstance(error, HybridcompError):
+            error = self._of_the_backend(error)
         self._exchange, self._left = None, 0
         self.fail(error)
+        if self._group.lanes is not None:
+            self._group.lanes.leave(error)
+        self._release()
+
+    def _of_the_backend(self, error: RuntimeError) -> RemoteError:
+        """Return an error of the backend, which knows neither operations nor ranks, with what is known of them."""
+        ended = [] if self._group.lanes is None else self._group.lanes.ended(_LOOK_SECONDS)
+        known = f" ({processes_of(ended)} of this host ended)" if ended else ""
+        named = RemoteError(f"{self._what}: the backend broke off an exchange{known}: {error}")
+        named.__cause__ = error
+        return named
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

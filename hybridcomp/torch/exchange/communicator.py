@@ -11,34 +11,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hybridcomp.arrays import flatten
+from hybridcomp.arrays import Flat, flatten
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.algorithms.schedules import OperationKey, Schedules
-from hybridcomp.collectives.data_path.carrier import STREAM_BYTES
+from hybridcomp.collectives.data_path.carrier import STREAM_BYTES, Carrier
 from hybridcomp.collectives.data_path.coding import Array
-from hybridcomp.collectives.execution.steps import Steps
+from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.figures import Figures
 from hybridcomp.collectives.memory import together
 from hybridcomp.collectives.operations.flat_parts import remembering
 from hybridcomp.collectives.starting import Operands, OperationStarter
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
-from hybridcomp.collectives.transport.pools import HeapPool
+from hybridcomp.collectives.transport.pools import HeapPool, Pool
 from hybridcomp.policy import Choice, Policy
-from hybridcomp.schedules.topology import Topology
 from hybridcomp.top.publish import Activity, show
 from hybridcomp.top.snapshot import InFlight
 from hybridcomp.torch.exchange.automatic import Automatic
-from hybridcomp.torch.exchange.batch import Batch, BatchPlan
+from hybridcomp.torch.exchange.batch import Batch, BatchPlan, Known, exchanges_of
 from hybridcomp.torch.exchange.group import ExchangeGroup
-from hybridcomp.torch.exchange.operation import Operation
-from hybridcomp.torch.exchange.pipeline import Pipeline
-from hybridcomp.torch.exchange.worker import Worker
+from hybridcomp.torch.exchange.operation import ExchangeOperation
+from hybridcomp.torch.exchange.pipeline import Pipeline, Worker
+from hybridcomp.torch.exchange.transport import BatchTransport
 
 Tensor = torch.Tensor
 _DEVICE_SECONDS = 300.0  # longest time of a device's work between two exchanges
 
 
-class TorchCommunicator(OperationStarter[Operation]):
+class TorchCommunicator(OperationStarter[ExchangeOperation]):
     """The ranks of a process group, for operations whose messages are encoded.
 
     Making one is collective over its members. Operations are started within :meth:`coalescing`, in the same order on
@@ -46,14 +45,17 @@ class TorchCommunicator(OperationStarter[Operation]):
     :class:`~hybridcomp.collectives.communicator.Communicator`.
 
     Attributes:
+        topology: hosts of the ranks; where hosts have several, operations have two levels, and bytes leave a host once.
         policy: policy of all ranks.
         decider: decider of the choices that the policy leaves to ``auto``; None where it leaves none.
         feedback: error-feedback memory of named messages.
         warm: arrays that linear codecs keep of named messages.
+        apart: why ranks of this host share no memory, to follow the reason of a choice in the statistics; "" where
+            they do, or need not.
         on_start: function called with each operation's statistics, in the thread that starts it.
     """
 
-    _coalesced = 1 << 62  # a round of a linear codec is one exchange to, and one fro
+    coalesced_below = 1 << 62  # a round of a linear codec is one exchange to, and one fro
 
     def __init__(
         self, group: ExchangeGroup, policy: Policy, axis: str, feedback: ErrorFeedback, name: str
@@ -73,22 +75,23 @@ class TorchCommunicator(OperationStarter[Operation]):
         self._group = group
         self.policy = group.check_alike(policy)
         self._axis = axis
-        self.rank, self.size = self._group.rank, self._group.size
         self.step = 0
         self.feedback = feedback
         self.warm: dict[str, Array] = {}
         self.on_start: Callable[[Call], None] | None = None
-        self._topology = Topology(tuple(range(self.size)))
-        self._schedules = Schedules(self._topology, self.rank, None)
-        self._sizes: dict[Hashable, tuple[Sequence[int], Sequence[int]]] = {}
-        self._pool = HeapPool()
-        self._pipeline = Pipeline()
+        self.topology = group.topology()
+        self._schedules = Schedules(self.topology, self.rank, None)
+        self._sizes: dict[Hashable, Known] = {}
+        why = group.join_host(self.topology)
+        self.apart = f"; {why}" if why else ""
+        self._pool: Pool = HeapPool() if group.lanes is None else group.lanes.pool
+        self._pipeline = Pipeline(group.keep)
         self._worker = Worker(name)
         self._table = StatTable()
         self._started = 0
         self._batch: Batch | None = None
         self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
-        self._automatic = Automatic(self._table, self._worker, self._pipeline, group)
+        self._automatic = Automatic(self._table, self._worker, self._pipeline, group, self.topology)
         self.decider = self._automatic.begin(self.policy)
         # The thread ends with this object.
         weakref.finalize(self, self._worker.close).atexit = False
@@ -96,6 +99,26 @@ class TorchCommunicator(OperationStarter[Operation]):
             (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (group.rank, group.size)
         )
         show(self, self._table.rows, *place)
+
+    @property
+    def rank(self) -> int:
+        """Return the number of this rank in the group."""
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        """Return the number of ranks of the group."""
+        return self._group.size
+
+    @property
+    def hosts(self) -> int:
+        """Return the number of hosts that the ranks are on."""
+        return self.topology.count
+
+    @property
+    def host_memory(self) -> bool:
+        """Tell whether the backend carries messages from host memory."""
+        return self._group.host_memory
 
     @property
     def axis(self) -> str:
@@ -133,10 +156,10 @@ class TorchCommunicator(OperationStarter[Operation]):
             plan: plan of the operations; the same on all ranks.
         """
         batch = self._batch = Batch(
-            plan, self._group, self._topology, self._sizes, self._pool, _DEVICE_SECONDS
+            plan, self._group, self.topology, self._sizes, self._pool, _DEVICE_SECONDS
         )
         self._batches.add(batch)
-        self._transport = batch.transport
+        self.transport = batch.transport
         # A batch is long out of the caches when its results are read.
         self._stream_from = 0 if plan.nbytes >= STREAM_BYTES else STREAM_BYTES
         try:
@@ -170,7 +193,7 @@ class TorchCommunicator(OperationStarter[Operation]):
 
     # -- operations on tensors -----------------------------------------------------------------------
 
-    def start_allgather(self, send: Tensor, recv: Tensor, *, phase: str, codec: Choice) -> Operation:
+    def start_allgather(self, send: Tensor, recv: Tensor, *, phase: str, codec: Choice) -> ExchangeOperation:
         """Start an all-gather of every rank's ``send``, all of one size, into ``recv``."""
         n = send.numel()
         extents = ([n] * self.size, [rank * n for rank in range(self.size)])
@@ -184,7 +207,7 @@ class TorchCommunicator(OperationStarter[Operation]):
         name: str | None = None,
         phase: str,
         codec: Choice,
-    ) -> Operation:
+    ) -> ExchangeOperation:
         """Start an all-gather of every rank's ``send`` into its part of a tensor.
 
         Args:
@@ -197,14 +220,14 @@ class TorchCommunicator(OperationStarter[Operation]):
         data, (counts, starts) = recv
         given, room = flatten(send, device=True), flatten(data, writable=True, device=True)
         raw = sum(counts) * room.dtype.itemsize
-        call = self._call("all_gather", codec, raw, (self.size - 1) * given.nbytes, name=name)
+        call = self.new_call("all_gather", codec, raw, (self.size - 1) * given.nbytes, name=name)
         receives = tuple(zip(starts, counts, strict=True))
         key = OperationKey.of("all_gather", codec, room.dtype, tuple(counts), receives=receives)
-        return self._scheduled(key, call, Operands(given, room, together(given, room)))
+        return self.start_scheduled(key, call, Operands(given, room, together(given, room)))
 
     def start_reduce_scatter_block(
         self, send: Tensor, recv: Tensor, op: Any, *, phase: str, codec: Choice
-    ) -> Operation:
+    ) -> ExchangeOperation:
         """Start a reduce-scatter of parts of one size."""
         return self.start_reduce_scatter(send, recv, [recv.numel()] * self.size, op, phase=phase, codec=codec)
 
@@ -218,7 +241,7 @@ class TorchCommunicator(OperationStarter[Operation]):
         name: str | None = None,
         phase: str,
         codec: Choice,
-    ) -> Operation:
+    ) -> ExchangeOperation:
         """Start a reduce-scatter: ``recv`` gets this rank's part of the sum of ``send``.
 
         Args:
@@ -232,25 +255,42 @@ class TorchCommunicator(OperationStarter[Operation]):
         """
         given, room = flatten(send, device=True), flatten(recv, writable=True, device=True)
         plain = given.nbytes - room.nbytes
-        call = self._call("reduce_scatter", codec, given.nbytes, plain, name=name)
+        call = self.new_call("reduce_scatter", codec, given.nbytes, plain, name=name)
         feedback, form = remembering(self, "reduce_scatter", codec, name, given.size)
         reduction = "avg" if op == "avg" else "sum"
         key = OperationKey.of("reduce_scatter", codec, given.dtype, tuple(counts), reduction, feedback=form)
         operands = Operands(given, room, together(given, room))
-        return self._scheduled(key, call, operands, feedback=feedback)
+        return self.start_scheduled(key, call, operands, feedback=feedback)
+
+    # -- the sums of linear codecs -------------------------------------------------------------------
+
+    def sum_array(
+        self, carrier: Carrier, flat: Flat, key: OperationKey, algorithm: str | None, reserved: Any
+    ) -> Steps:
+        """Sum an array over the ranks; ends after as many exchanges on all of them.
+
+        A rank that waits for less than others would send messages of its next sum before these wait for them.
+        """
+        batch = carrier.transport
+        assert isinstance(batch, BatchTransport)
+        end = batch.turn(batch.exchanges + exchanges_of("all_reduce", self.topology))
+        yield from super().sum_array(carrier, flat, key, algorithm, reserved)
+        yield Pending([end], [])
 
     # -- starting ------------------------------------------------------------------------------------
 
-    def _call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
-        return Call(self._axis, op, choice.counted_as, choice.reason, raw, plain, about)
+    def new_call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
+        """Make the statistics of an operation: see :meth:`.OperationStarter.new_call`."""
+        return Call(self._axis, op, choice.counted_as, choice.reason + self.apart, raw, plain, about)
 
-    def _start(self, steps: Steps, call: Call) -> Operation:
+    def start_steps(self, steps: Steps, call: Call) -> ExchangeOperation:
+        """Start an operation in the batch that is being made: see :meth:`.OperationStarter.start_steps`."""
         batch = self._batch
         assert batch is not None, "operations are started within coalescing()"
         self._started += 1
         what = (call.op, self._started, self._axis, self.rank, self.size)
         pipeline, worker = self._pipeline, self._worker
-        operation = Operation(
+        operation = ExchangeOperation(
             _counted(steps, call, self._table),
             what,
             lambda: worker.submit(lambda: pipeline.flush(batch)),

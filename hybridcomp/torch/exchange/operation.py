@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from hybridcomp.collectives.execution.completion import Completion, Name
+from hybridcomp.collectives.execution.completion import Completion
 from hybridcomp.collectives.execution.steps import Pending, Steps
+from hybridcomp.collectives.failure.watchdog import Name
 from hybridcomp.errors import CollectiveTimeoutError
 
 
-class Operation(Completion):
+class ExchangeOperation(Completion):
     """A started operation, as :class:`~hybridcomp.collectives.execution.request.Request` is one over MPI.
 
     Attributes:
@@ -66,18 +67,24 @@ class Operation(Completion):
         """Run the next step if its conditions are met; return whether anything moved. Raises its error."""
         pending = self._pending
         moved = pending.poll is not None and pending.poll()
-        if not self.on_messages and all(event.done() for event in pending.events):
-            moved = True
-            try:
-                self._pending = next(self._steps)
-            except StopIteration:
-                self._end(None)
-        return moved
+        if self.on_messages:
+            return moved
+        for event in pending.events:
+            if not event.done():
+                return moved
+        try:
+            self._pending = next(self._steps)
+        except StopIteration:
+            self._end(None)
+        return True
 
     @property
     def on_messages(self) -> bool:
         """Tell whether messages are waited for, to come or to be taken by an exchange."""
-        return not all(request.Test() for request in self._pending.requests)
+        for request in self._pending.requests:  # noqa: SIM110  (called often)
+            if not request.Test():
+                return True
+        return False
 
     @property
     def ended(self) -> bool:
@@ -92,5 +99,5 @@ class Operation(Completion):
     def _end(self, error: BaseException | None) -> None:
         self._pending = Pending([], [])
         self.exception = error
-        self._run_callbacks()
+        self.run_callbacks()
         self._ended.set()

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hybridcomp.arrays import ByteArray
+import numpy as np
+
+from hybridcomp.collectives.device.joint import Joint
 from hybridcomp.collectives.transport.pools import Pool
 from hybridcomp.collectives.transport.transport import Transport
+from hybridcomp.device import DeviceArray
 from hybridcomp.errors import MismatchError, RemoteError
 from hybridcomp.schedules.topology import Topology
-from hybridcomp.torch.exchange.packing import FAILED, pack, pack_failure, packed_size, unpack
+from hybridcomp.torch.exchange.lanes import Parcel
+from hybridcomp.torch.exchange.packing import (
+    FAILED,
+    pack_failure,
+    packed_size,
+    padded,
+    table_of,
+    table_size,
+    unpack,
+)
+from hybridcomp.torch.exchange.staging import DeviceStaging, HostStaging, Staging
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +34,7 @@ class _Message:
     """A message to be sent, or room for one; a request with MPI's ``Test``."""
 
     tag: int
-    data: ByteArray
+    data: Any
     done: bool = False
     elsewhere: bool = False
 
@@ -29,15 +43,47 @@ class _Message:
         return self.done
 
 
+class _Turn:
+    """Wait for a number of exchanges; a request with MPI's ``Test``."""
+
+    def __init__(self, transport: BatchTransport, exchanges: int) -> None:
+        self._transport, self._exchanges = transport, exchanges
+
+    def Test(self, status: Any = None, /) -> bool:
+        """Tell whether there have been so many."""
+        return self._transport.exchanges >= self._exchanges
+
+
 class BatchTransport(Transport):
     """The messages of one batch of operations.
 
     Attributes:
+        exchanges: exchanges that have taken messages.
         unwritten: messages that follow when a device has written them.
+        staging: memory of exchanges.
+        joint: work of the operations on a device.
+        near: ranks whose messages go by parcels.
     """
 
-    def __init__(self, topology: Topology, rank: int, pool: Pool) -> None:
-        super().__init__(topology, rank, pool=pool)
+    joint: Joint
+
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        pool: Pool,
+        staging: Staging | None = None,
+        near: Collection[int] = (),
+    ) -> None:
+        """Take messages from the buffers of exchanges, and copy them there, by ``staging``; None for the pool's.
+
+        What ranks that are ``near`` send, and are sent, goes by parcels, and takes no room in these buffers.
+        """
+        super().__init__(topology, rank, direct=isinstance(staging, DeviceStaging), pool=pool)
+        self.near = frozenset(near)
+        self.staging: Staging = staging or HostStaging(pool)
+        self.joint = Joint()
+        self.exchanges = 0
         self.unwritten = 0
         self._numbers = itertools.count(1)
         self._sends: list[list[_Message]] = [[] for _ in topology.hosts]
@@ -47,19 +93,19 @@ class BatchTransport(Transport):
         """Return the next tag: the same on all ranks, which start the operations of a batch in one order."""
         return next(self._numbers)
 
-    def isend(self, data: ByteArray, peer: int, tag: int) -> _Message:
+    def isend(self, data: Any, peer: int, tag: int) -> _Message:
         """Queue bytes for the next exchange, which must stay unchanged until then."""
         message = _Message(tag, data)
         self._sends[peer].append(message)
         return message
 
-    def irecv(self, data: ByteArray, peer: int, tag: int, *, elsewhere: bool = False) -> _Message:
+    def irecv(self, data: Any, peer: int, tag: int, *, elsewhere: bool = False) -> _Message:
         """Wait for at most as many bytes as ``data`` has: see :meth:`Transport.irecv`."""
         message = _Message(tag, data, elsewhere=elsewhere)
         self._receives[peer].setdefault(tag, deque()).append(message)
         return message
 
-    def received(self, request: _Message, data: ByteArray) -> ByteArray:
+    def received(self, request: _Message, data: Any) -> Any:
         """Return where the bytes of a message are: among those that came with it."""
         return request.data
 
@@ -67,58 +113,116 @@ class BatchTransport(Transport):
         """Take notice that as many messages follow when a device has written them; negative: that they have come."""
         self.unwritten += messages
 
+    def turn(self, exchanges: int) -> _Turn:
+        """Return a request that ends once there have been so many exchanges, on all ranks alike."""
+        return _Turn(self, exchanges)
+
     # -- an exchange ---------------------------------------------------------------------------------
 
     def counts(self) -> list[int]:
-        """Return the bytes that the queued messages to each rank take."""
-        return [sum(packed_size(message.data.size) for message in messages) for messages in self._sends]
-
-    def rooms(self) -> list[int]:
-        """Return the most bytes that each rank may send for the messages that this one waits for."""
+        """Return the bytes that the queued messages to each rank take in the exchange's buffer."""
         return [
-            sum(packed_size(message.data.size) for queue in tags.values() for message in queue)
-            for tags in self._receives
+            0 if peer in self.near else packed_size([message.data.size for message in messages])
+            for peer, messages in enumerate(self._sends)
         ]
 
-    def pack(self, out: ByteArray) -> None:
-        """Write the queued messages, those to rank 0 first, and take them for sent."""
-        at = 0
+    def rooms(self) -> list[int]:
+        """Return the most bytes in an exchange's buffer that each rank may send for the messages waited for here."""
+        return [
+            0
+            if peer in self.near
+            else packed_size([message.data.size for queue in tags.values() for message in queue])
+            for peer, tags in enumerate(self._receives)
+        ]
+
+    def parcels(self) -> dict[int, Parcel]:
+        """Return the queued messages to each rank that is near, to be handed over before :meth:`pack`."""
+        return {peer: [(message.tag, message.data) for message in self._sends[peer]] for peer in self.near}
+
+    def pack(self, out: Any) -> None:
+        """Write the queued messages, those to rank 0 first, and take all for sent."""
+        self.exchanges += 1
+        at, copies = 0, []
+        if isinstance(self.staging, DeviceStaging):  # padding must not carry what its memory held before
+            self.staging.clear(out)
         for messages, nbytes in zip(self._sends, self.counts(), strict=True):
-            pack([(message.tag, message.data) for message in messages], out[at : at + nbytes])
+            if nbytes:
+                table, extents = table_of([(message.tag, message.data.size) for message in messages])
+                copies.append((out[at : at + len(table)], np.frombuffer(table, np.uint8)))
+                for message, (_, begin, end) in zip(messages, extents, strict=True):
+                    copies.append((out[at + begin : at + end], message.data))
+                    if not self.direct:
+                        out[at + end : at + begin + padded(end - begin)] = 0
             at += nbytes
+        self.staging.copy(copies)
+        for messages in self._sends:
             for message in messages:
                 message.done = True
             messages.clear()
 
-    def pack_failure(self, text: str, counts: list[int], out: ByteArray) -> None:
+    def pack_failure(self, text: str, counts: list[int], out: Any) -> None:
         """Write an error's text for each rank, in place of the queued messages."""
+        self.exchanges += 1
+        said = np.zeros(sum(counts), np.uint8)
         at = 0
         for messages, nbytes in zip(self._sends, counts, strict=True):
-            pack_failure(text, out[at : at + nbytes])
+            pack_failure(text, said[at : at + nbytes])
             at += nbytes
             messages.clear()
+        self.staging.copy([(out, said)])
 
-    def deliver(self, peer: int, data: ByteArray) -> None:
-        """Hand the bytes of a rank to the receives that wait for them; their views of it are good until the batch ends.
+    def deliver(self, arrived: Sequence[Any], parcels: Mapping[int, Parcel] | None = None) -> None:
+        """Hand the bytes of all ranks to the receives that wait for them; views of them are good until the batch ends.
+
+        Args:
+            arrived: bytes of each rank in the exchange's buffer.
+            parcels: messages of each rank that is near.
 
         Raises:
             WireError: the bytes are no packed messages.
             MismatchError: no receive waits for a message, or it has less room.
-            RemoteError: the rank has failed.
+            RemoteError: a rank has failed.
         """
-        waiting = self._receives[peer]
-        for tag, raw in unpack(data):
-            if tag == FAILED:
-                raise RemoteError(f"rank {peer} has failed: {bytes(raw).decode(errors='replace')}")
-            queue = waiting.get(tag)
-            if not queue or raw.size > queue[0].data.size:
-                room = f"has room for {queue[0].data.size}" if queue else "expects none"
-                raise MismatchError(
-                    f"rank {peer} sent a message of {raw.size} bytes by tag {tag}, rank {self.rank} {room}"
-                )
-            message = queue.popleft()
-            if message.elsewhere:
-                message.data = raw
-            else:
-                message.data[: raw.size] = raw
+        copies: list[tuple[Any, Any]] = []
+        delivered: list[_Message] = []
+        heads = self.staging.read(
+            [data[: self._head_bytes(peer, data.size)] for peer, data in enumerate(arrived)]
+        )
+        for peer, (head, data) in enumerate(zip(heads, arrived, strict=True)):
+            waiting = self._receives[peer]
+            here = (parcels or {}).get(peer)
+            if here is None:
+                whole = head if head.size == data.size else data
+                here = [(tag, whole[begin:end]) for tag, begin, end in unpack(head, data.size)]
+            for tag, raw in here:
+                if tag == FAILED:
+                    (said,) = [raw] if isinstance(raw, np.ndarray) else self.staging.read([raw])
+                    raise RemoteError(f"rank {peer} has failed: {bytes(said).decode(errors='replace')}")
+                queue = waiting.get(tag)
+                if not queue or raw.size > queue[0].data.size:
+                    room = f"has room for {queue[0].data.size}" if queue else "expects none"
+                    raise MismatchError(
+                        f"rank {peer} sent a message of {raw.size} bytes by tag {tag}, rank {self.rank} {room}"
+                    )
+                message = queue.popleft()
+                delivered.append(message)
+                if message.elsewhere and isinstance(raw, DeviceArray) == isinstance(
+                    message.data, DeviceArray
+                ):
+                    message.data = raw
+                    continue
+                message.data = message.data[: raw.size]
+                copies.append((message.data, raw))
+        if copies:
+            self.staging.copy(copies)
+        for message in delivered:
             message.done = True
+
+    def _head_bytes(self, peer: int, nbytes: int) -> int:
+        """Return the bytes at the beginning of a rank's that hold its table: all of them, where the host takes all."""
+        if not self.direct:
+            return nbytes
+        waiting = [message for queue in self._receives[peer].values() for message in queue]
+        if not [message for message in waiting if isinstance(message.data, DeviceArray)]:
+            return nbytes
+        return min(nbytes, table_size(len(waiting)))

@@ -26,7 +26,7 @@ from hybridcomp.torch.exchange.batch import BatchPlan
 from hybridcomp.torch.exchange.communicator import TorchCommunicator
 from hybridcomp.torch.fsdp.native import NativeCollectives
 from hybridcomp.torch.fsdp.segments import NONE, Cut
-from hybridcomp.torch.staging import Target, source
+from hybridcomp.torch.staging import Target, named, source
 
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator
@@ -40,7 +40,7 @@ class Collectives:
     Attributes:
         comm: communicator that starts operations.
         rank, size: this rank in the group, and the number of ranks.
-        hosts: number of hosts that its ranks are on; None where that is not known.
+        hosts: number of hosts that its ranks are on.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Collectives:
         self.comm = comm
         self._native = native
         self.rank, self.size = comm.rank, comm.size
-        self.hosts = None if isinstance(comm, TorchCommunicator) else comm.hosts
+        self.hosts = comm.hosts
 
     def all_gather(
         self, output: Tensor, own: Tensor, cut: Cut, phase: str, then: Callable[[], None] | None = None
@@ -68,7 +68,7 @@ class Collectives:
             CodecMismatchError: the cut is not of these buffers.
         """
         cut.check("all_gather", own, output, self.size)
-        if self._native is not None and not cut.encoded:
+        if self._native is not None and self._backend_carries(cut, own):
             return self._native.all_gather(output, own, cut.reason, then or _nothing)
         send, target = source(own), Target(output)
         data, stride = target.data, cut.size
@@ -114,7 +114,7 @@ class Collectives:
             CodecMismatchError: the cut is not of these buffers.
         """
         cut.check("reduce_scatter", output, given, self.size)
-        if self._native is not None and not cut.encoded:
+        if self._native is not None and self._backend_carries(cut, given):
             self._native.reduce_scatter(output, given, op, cut.reason)
             return
         kind = op_kind(op)
@@ -150,6 +150,17 @@ class Collectives:
 
         CommWork(requests, [output], commit).wait()
 
+    def _backend_carries(self, cut: Cut, values: Tensor) -> bool:
+        """Tell whether the backend's own collective carries a cut: nothing is encoded, and it knows hosts as well.
+
+        gloo's sends each byte to a host of several ranks as often as it has ranks.
+        """
+        if cut.encoded:
+            return False
+        comm = self.comm
+        levelled = isinstance(comm, TorchCommunicator) and comm.host_memory and comm.topology.tiered
+        return not (levelled and values.is_floating_point() and named(values))
+
     def observe(self, adapting: Adapting, given: Tensor, cut: Cut, feedback: ErrorFeedback) -> None:
         """Show an adaptation the values that :meth:`reduce_scatter` is about to send.
 
@@ -178,7 +189,7 @@ class Collectives:
             size = sum(segment.size for segment, _ in cut.exact)
             parts.append((Choice(NONE, None, cut.reason), size))
         layout = tuple((segment.size, segment.total) for segment, _ in [*cut.encoded, *cut.exact])
-        return self.comm.coalescing(BatchPlan.of(op, as_dtype(data.dtype), parts, layout))
+        return self.comm.coalescing(BatchPlan.of(op, as_dtype(data.dtype), parts, layout, self.comm.topology))
 
     def rows(self) -> list[StatRow]:
         """Return the statistics up to now."""

@@ -56,9 +56,54 @@ class CompressedReduceScatter(_Allocates, ReduceScatter):
         parameters, self.parameters = self.parameters, None
         self._unit.reduce_scatter(output_tensor, input_tensor, group, op, parameters)
 
+    def has_replicas(self, group: Any) -> bool:
+        """Tell whether a group of replicas is this one's to reduce over."""
+        return group is not None and self._unit.compresses_replicas
+
+    def all_reduce(self, output: Tensor, group: Any, parameters: list[Any]) -> None:
+        """Average this rank's part of gradients over the replicas, in place."""
+        self._unit.all_reduce(output, group, parameters)
+
+
+# Arguments of torch's function that hand over an all-reduce.
+_REPLICAS = {
+    "all_reduce_grads",
+    "all_reduce_group",
+    "all_reduce_hook",
+    "fsdp_params",
+    "gradient_divide_factor",
+    "partial_reduce_output",
+}
+
+
+def _among_replicas(comm: CompressedReduceScatter, given: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by which the hook for an all-reduce does what FSDP2 does in a group of replicas.
+
+    FSDP2 then divides by the number of shards alone, and the replicas' mean does the rest. Where the program has given
+    the divisor, FSDP2 divides by it, and sums over the replicas.
+    """
+    replicas, partial, then = (
+        given["all_reduce_group"],
+        given["partial_reduce_output"],
+        given["all_reduce_hook"],
+    )
+    parameters, divided = list(given["fsdp_params"]), given["gradient_divide_factor"] is not None
+
+    def reduce(output: Tensor) -> None:
+        if partial is not None:  # of backward passes before, whose gradients stayed with their replica
+            output += partial
+        comm.all_reduce(output, replicas, parameters)
+        if divided:
+            output *= replicas.size()
+        if then is not None:
+            then(output)
+
+    return {**given, "all_reduce_group": None, "partial_reduce_output": None, "all_reduce_hook": reduce}
+
 
 def install() -> None:
-    """Patch FSDP2, once, to tell a :class:`CompressedReduceScatter` which parameters are in its buffer.
+    """Patch FSDP2, once, to tell a :class:`CompressedReduceScatter` which parameters are in its buffer, and to have it
+    reduce over replicas, where the policy compresses that.
 
     Those without a gradient in a step (an expert that no token chose) are not, and a buffer's size alone does not say
     which. The function is torch's own business; where a version has none of that name, a module's gradients are
@@ -77,6 +122,12 @@ def install() -> None:
         comm = given["reduce_scatter_comm"]
         if isinstance(comm, CompressedReduceScatter):
             comm.parameters = list(given["fsdp_params"])
+            if (
+                given.keys() >= _REPLICAS
+                and given["all_reduce_grads"]
+                and comm.has_replicas(given["all_reduce_group"])
+            ):
+                return function(**_among_replicas(comm, given))
         return function(*args, **kwargs)
 
     wrapped.hybridcomp = True  # type: ignore[attr-defined]

@@ -131,7 +131,7 @@ def cut(
     *,
     ranks: int,
     step: int,
-    hosts: int | None,
+    hosts: int,
 ) -> Cut:
     """Ask the policy about each segment.
 
@@ -143,7 +143,7 @@ def cut(
         segments: segments of a rank's part, one after the other.
         ranks: number of ranks that share the buffer.
         step: step of training.
-        hosts: number of hosts that the ranks are on; None where that is not known.
+        hosts: number of hosts that the ranks are on.
 
     Raises:
         PolicyError: the feedback cannot serve the operation.

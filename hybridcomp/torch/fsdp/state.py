@@ -23,12 +23,12 @@ from hybridcomp.torch.fsdp.comms import CompressedAllGather, CompressedReduceSca
 from hybridcomp.torch.fsdp.leftovers import Leftovers
 from hybridcomp.torch.fsdp.native import NativeCollectives
 from hybridcomp.torch.fsdp.unit import Unit
+from hybridcomp.torch.hook.averager import Averager, parameter_names, plain_name
 from hybridcomp.torch.memory import Arrays
 from hybridcomp.torch.registry import registry
 from hybridcomp.torch.together import join
 
 RESIDUAL, REFERENCE, RANKS, STEP, DECIDED = "residual", "reference", "ranks", "step", "decided"
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 class FSDPCompression:
@@ -39,17 +39,24 @@ class FSDPCompression:
     Attributes:
         policy: policy that decides on codecs.
         axis: the policy's section.
+        replica_axis: the section of what replicas of the shards reduce.
         difference: whether differences of parameters are sent.
         feedback: error feedback of gradients.
         label: prefix of its keys in a saved state.
     """
 
     def __init__(
-        self, model: torch.nn.Module, policy: PolicyLike | None, axis: str, difference: bool
+        self,
+        model: torch.nn.Module,
+        policy: PolicyLike | None,
+        axis: str,
+        replica_axis: str,
+        difference: bool,
     ) -> None:
         """See :func:`compress_fsdp`."""
         self.policy = default_policy() if policy is None else load_policy(policy)
         self.axis = axis
+        self.replica_axis = replica_axis
         self.difference = difference
         self.feedback = ErrorFeedback(form=None)
         self.leftovers = Leftovers()
@@ -58,6 +65,7 @@ class FSDPCompression:
         self._adapting: dict[int, Adapting] = {}
         self._decided: dict[int, Arrays] = {}  # loaded before a group's collectives were made
         self._groups: list[Any] = []
+        self._replicas: dict[int, Averager] = {}
         self._units = self._adopt(model)
         install()
         registry.rank = dist.get_rank()
@@ -66,7 +74,7 @@ class FSDPCompression:
 
     def _adopt(self, model: torch.nn.Module) -> dict[str, Unit]:
         """Set the communication of every FSDP2 module."""
-        named = {id(p): _plain(name) for name, p in model.named_parameters()}
+        named = parameter_names(model)
         units: dict[str, Unit] = {}
         seen: set[int] = set()
         for path, module in model.named_modules():
@@ -75,7 +83,7 @@ class FSDPCompression:
                 if id(group) in seen or not hasattr(group.mesh_info, "shard_process_group"):
                     continue
                 seen.add(id(group))
-                name = _plain(path) + (f"#{number}" if number else "")
+                name = plain_name(path) + (f"#{number}" if number else "")
                 names = {
                     id(p): named.get(id(p.sharded_param), f"{name}.{i}")
                     for i, p in enumerate(group.fsdp_params)
@@ -83,6 +91,9 @@ class FSDPCompression:
                 shared_by = group.mesh_info.shard_process_group
                 unit = units[name] = Unit(self, name, group.fsdp_params, names, shared_by)
                 self.collectives(shared_by)
+                replicas = getattr(group.mesh_info, "replicate_process_group", None)
+                if replicas is not None and self.compresses_replicas:
+                    self.replicas(replicas)  # its memory may be loaded before the first step
                 if len(groups) == 1:
                     module.set_custom_all_gather(CompressedAllGather(unit))
                     module.set_custom_reduce_scatter(CompressedReduceScatter(unit))
@@ -108,6 +119,20 @@ class FSDPCompression:
                 self.policy, self.axis, "reduce_scatter", found.comm
             )
             adapting.load_memory(self._decided.pop(len(self._adapting) - 1, {}))
+        return found
+
+    @property
+    def compresses_replicas(self) -> bool:
+        """Tell whether the policy compresses what replicas of the shards reduce."""
+        return bool(self.policy.codecs(self.replica_axis, "all_reduce"))
+
+    def replicas(self, group: Any) -> Averager:
+        """Return the averager of a process group of replicas, whose memory the registry saves beside this one's."""
+        found = self._replicas.get(id(group))
+        if found is None:
+            found = Averager(self.policy, kind="fsdp-replicas", axis=self.replica_axis, group=group)
+            self._replicas[id(group)] = found
+            self._groups.append(group)
         return found
 
     def adapting(self, group: Any) -> Adapting:
@@ -186,13 +211,15 @@ def compress_fsdp(
     policy: PolicyLike | None = None,
     *,
     axis: str = "fsdp",
+    replica_axis: str = "dp",
     difference: bool = False,
 ) -> FSDPCompression:
     """Compress FSDP2's messages: the all-gather of parameters and the reduce-scatter of gradients.
 
     Call it after ``fully_shard``, on all ranks alike. The optimizer goes on with full precision: a rank's own shard is
     never rounded. All ranks compute with decoded parameters, the owner too, so they compute with the same bits.
-    The replicate axis of a 2-D mesh is reduced by its own process group, under that group's policy.
+    On a mesh of replicas and shards (HSDP) the replicas' all-reduce is compressed, too, where the policy's section for
+    it does so, by parameter and with its error feedback; else it is left to the process group of the replicas.
 
     Args:
         model: FSDP2 modules, at any depth. On a hybridcomp group, or gloo, NCCL or another backend.
@@ -201,6 +228,7 @@ def compress_fsdp(
             of a parameter in an all-gather, and of the whole gradient in a reduce-scatter. Error feedback of
             gradients needs memory of their whole size on each rank: 4 bytes an element for ``ef``, one for ``loco``.
         axis: the policy's section.
+        replica_axis: the section of the replicas' all-reduce.
         difference: whether to send how parameters differ from those that were sent last. Errors do not add up then,
             but each rank keeps a copy of all parameters as they were decoded; in exchange, nothing is sent in the
             backward pass.
@@ -213,7 +241,7 @@ def compress_fsdp(
         PolicyError: the policy cannot be read.
         MismatchError: the ranks' policies differ.
     """
-    return FSDPCompression(model, policy, axis, difference)
+    return FSDPCompression(model, policy, axis, replica_axis, difference)
 
 
 def open_collectives(group: Any, axis: str, policy: Policy, feedback: ErrorFeedback) -> Collectives:
@@ -247,12 +275,6 @@ def _parameter_groups(module: torch.nn.Module) -> list[Any]:
     if groups is None:
         groups = [state._fsdp_param_group]
     return [group for group in groups if group is not None]
-
-
-def _plain(name: str) -> str:
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 def _keep(collectives: dict[int, Collectives]) -> None:

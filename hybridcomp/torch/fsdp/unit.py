@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
 from hybridcomp.arrays import as_dtype
+from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives.answers import Answers
 from hybridcomp.errors import CodecMismatchError
+from hybridcomp.policy import Policy
+from hybridcomp.torch.adapting import Adapting
 from hybridcomp.torch.backend.op_kinds import op_kind
 from hybridcomp.torch.flat import as_real
+from hybridcomp.torch.fsdp.collectives import Collectives
+from hybridcomp.torch.fsdp.leftovers import Leftovers
 from hybridcomp.torch.fsdp.reference import Reference
 from hybridcomp.torch.fsdp.segments import Cut, Segment, cut, segments_of, whole
+from hybridcomp.torch.hook.averager import Averager, Named
 from hybridcomp.torch.phases import phase
 
-if TYPE_CHECKING:
-    from hybridcomp.torch.fsdp.state import FSDPCompression
-
 Tensor = torch.Tensor
+
+
+class Owner(Protocol):
+    """What a unit takes of the model that it is a part of: see :class:`.FSDPCompression`."""
+
+    policy: Policy
+    axis: str
+    difference: bool
+    feedback: ErrorFeedback
+    leftovers: Leftovers
+
+    @property
+    def compresses_replicas(self) -> bool:
+        """Tell whether the policy compresses what replicas average."""
+
+    def collectives(self, group: Any) -> Collectives:
+        """Return the collectives of a group."""
+
+    def adapting(self, group: Any) -> Adapting:
+        """Return the choices of a group's reductions."""
+
+    def replicas(self, group: Any) -> Averager:
+        """Return the averager of a group of replicas."""
 
 
 class Unit:
@@ -33,7 +59,7 @@ class Unit:
     """
 
     def __init__(
-        self, owner: FSDPCompression, name: str, parameters: list[Any], names: dict[int, str], group: Any
+        self, owner: Owner, name: str, parameters: list[Any], names: dict[int, str], group: Any
     ) -> None:
         self.name = name
         self.step = 0
@@ -84,6 +110,32 @@ class Unit:
         collectives.reduce_scatter(output, given, found, op)
         self._owner.leftovers.add(output, found, group.size() if op_kind(op) == dist.ReduceOp.AVG else 1)
         self.step += 1
+
+    @property
+    def compresses_replicas(self) -> bool:
+        """Tell whether the policy compresses what replicas of the shards reduce."""
+        return self._owner.compresses_replicas
+
+    def all_reduce(self, output: Tensor, group: Any, parameters: list[Any]) -> None:
+        """Average this rank's part of gradients over the replicas of its shard, in place.
+
+        Args:
+            output: this rank's part.
+            group: process group of the replicas.
+            parameters: parameters that have gradients.
+        """
+        output = as_real(output)
+        averager = self._owner.replicas(group)
+
+        def named() -> Named:
+            segments = segments_of(parameters, self._names, self.group.size())
+            return [(segment.key, (segment.size,)) for segment in segments]
+
+        key = (self.name, output.dtype, *map(id, parameters))
+        averaging = averager.average(output, named, key, self.step)
+        if averaging is not None:
+            averager.flush()
+            averaging.wait()
 
     def _cut(self, op: str, parameters: list[Any], part: Tensor) -> Cut:
         """Return the cut of a rank's part of a buffer, made on first use."""

@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from hybridcomp.arrays import DType
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.stats import allreduce_bytes
-from hybridcomp.policy import Choice
 from hybridcomp.torch.hook.plan import Piece
 
 
 class Counts:
-    """The totals by kind; safe to use from several threads."""
+    """The totals by kind; safe to use from several threads.
+
+    Attributes:
+        apart: what follows the reason of each choice: see :class:`.TorchCommunicator`.
+    """
 
     def __init__(self, axis: str) -> None:
         self.axis = axis
+        self.apart = ""
         self._rows: dict[tuple[str, str, str, str], StatRow] = {}
         self._lock = threading.Lock()
 
@@ -50,22 +54,27 @@ class Counts:
             dtype: dtype of the gradients.
             ranks: number of ranks.
         """
-        elements = sum(piece.size for piece in pieces)
+        elements, itemsize = 0, dtype.itemsize
         for piece in pieces:
-            share = piece.size / elements if elements else 1 / len(pieces)
-            row = self._row(piece.choice, 1, piece.size * dtype.itemsize, ranks)
-            row.wire_bytes = round(call.wire_bytes * share)
-            row.shared_bytes = round(call.shared_bytes * share)
-            row.encode_seconds = call.encode_seconds * share
-            row.wire_seconds = call.wire_seconds * share
-            row.decode_seconds = call.decode_seconds * share
-            self._add(row)
-
-    def _row(self, choice: Choice, calls: int, nbytes: int, ranks: int) -> StatRow:
-        """Make a row for uncompressed bytes that were averaged over ``ranks``."""
-        row = StatRow(self.axis, "all_reduce", choice.counted_as, choice.reason, calls, nbytes)
-        row.plain_bytes = allreduce_bytes(nbytes, ranks)
-        return row
+            elements += piece.size
+        with self._lock:
+            for piece in pieces:
+                share = piece.size / elements if elements else 1 / len(pieces)
+                nbytes = piece.size * itemsize
+                codec, reason = piece.kind
+                key = (self.axis, "all_reduce", codec, reason + self.apart)
+                row = self._rows.get(key)
+                if row is None:
+                    row = self._rows[key] = StatRow(*key)
+                row.calls += 1
+                row.raw_bytes += nbytes
+                row.plain_bytes += allreduce_bytes(nbytes, ranks)
+                row.wire_bytes += round(call.wire_bytes * share)
+                row.shared_bytes += round(call.shared_bytes * share)
+                row.between_bytes += round(call.between_bytes * share)
+                row.encode_seconds += call.encode_seconds * share
+                row.wire_seconds += call.wire_seconds * share
+                row.decode_seconds += call.decode_seconds * share
 
     def _add(self, row: StatRow) -> None:
         with self._lock:

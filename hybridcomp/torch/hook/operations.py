@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,10 +18,9 @@ import torch
 from torch.futures import Future
 
 from hybridcomp.arrays import DType, Flat, flatten
-from hybridcomp.codecs import Codec
 from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.execution.callbacks import callbacks
-from hybridcomp.collectives.operations.flat_parts import allreduce_parts
+from hybridcomp.collectives.operations.flat_parts import Together, allreduce_parts
 from hybridcomp.collectives.operations.flat_small import allreduce_small
 from hybridcomp.torch import staging
 from hybridcomp.torch.backend.promise import Promise
@@ -62,7 +61,7 @@ class Operations(abc.ABC):
             step: step of training, for codecs that draw random numbers.
         """
         target = staging.Target(buffer.detach(), load=True)
-        values = flatten(target.data, writable=True, device=True)
+        values = memory_of(target.data)
         averaging = Averaging(buffer, target, values.dtype, self._counts, self.comm.size)
         self.start(averaging, values, split, step, joins=_joins(buffer))
         averaging.all_started()
@@ -83,9 +82,12 @@ class Operations(abc.ABC):
             with together:
                 if part.small:
                     self._try(bucket, partial(self._start_small, bucket, values, part))
-                groups = _alike(part.alone) if joins else [[piece] for piece in part.alone]
-                for pieces in groups:
-                    self._try(bucket, partial(self._start_alike, bucket, values, pieces, step, joins))
+                if joins:
+                    for pieces in part.alike:
+                        self._try(bucket, partial(self._start_alike, bucket, values, pieces, step))
+                else:
+                    for piece in part.alone:
+                        self._try(bucket, partial(self._start_piece, bucket, values, piece, step))
 
     @abc.abstractmethod
     def flush(self) -> None:
@@ -114,28 +116,33 @@ class Operations(abc.ABC):
             self._follow(bucket, self.comm.start_failed("all_reduce", error), [])
 
     def _start_small(self, bucket: Follows, values: Flat, part: Split) -> None:
-        request = allreduce_small(self.comm, values, part.small, "avg", part.small_as)
+        request = allreduce_small(self.comm, values, part.all_small, "avg", part.small_as)
         self._follow(bucket, request, part.small)
 
-    def _start_alike(
-        self, bucket: Follows, values: Flat, pieces: list[Piece], step: int, joins: bool
-    ) -> None:
+    def _start_alike(self, bucket: Follows, values: Flat, together: Together, step: int) -> None:
         """Start the pieces that go by one codec."""
-        request = None
-        if joins:
-            request = allreduce_parts(self.comm, values, pieces, "avg", pieces[0].choice, step)
+        pieces: Sequence[Any] = together.parts
+        request = allreduce_parts(self.comm, values, together, "avg", pieces[0].choice, step)
         if request is not None:
             self._follow(bucket, request, pieces)
             return
         for piece in pieces:
-            part = Flat(values.data[piece.start : piece.stop], values.dtype, piece.shape, True, False)
-            self._follow(bucket, self._start_one(part, piece, step), [piece])
+            self._start_piece(bucket, values, piece, step)
+
+    def _start_piece(self, bucket: Follows, values: Flat, piece: Piece, step: int) -> None:
+        part = Flat(values.data[piece.start : piece.stop], values.dtype, piece.shape, True, False)
+        self._follow(bucket, self._start_one(part, piece, step), [piece])
 
     def _follow(self, bucket: Follows, request: Any, pieces: Sequence[Piece]) -> None:
         call, self._call = self._call, None
         assert call is not None
         self._note_started(request)
         bucket.follow(request, call, pieces)
+
+
+def memory_of(tensor: torch.Tensor) -> Flat:
+    """Return the memory of a tensor that operations can use as it is: the host's, or a device's."""
+    return flatten(tensor, writable=True, device=True)
 
 
 class MpiOperations(Operations):
@@ -157,11 +164,14 @@ class MpiOperations(Operations):
     def _wait(self) -> None:
         requests, self._flying = self._flying, []
         for request in requests:
-            with suppress(Exception):
-                request.wait()
+            if not request.done:
+                with suppress(Exception):
+                    request.wait()
+        callbacks.run_waiting()
 
     def _batches(self, split: Split, dtype: DType) -> Iterator[tuple[Split, AbstractContextManager[None]]]:
-        self._flying = [request for request in self._flying if not request.done]
+        while self._flying and self._flying[0].done:
+            del self._flying[0]
         yield split, nullcontext()
 
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
@@ -182,14 +192,6 @@ def _joins(buffer: torch.Tensor) -> bool:
     A rank on whose device no kernels run averages a host's copy, but starts what the other ranks start.
     """
     return not buffer.is_cuda
-
-
-def _alike(pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
-    """Group pieces by codec and feedback."""
-    groups: dict[tuple[Codec, str | None], list[Piece]] = {}
-    for piece in pieces:
-        groups.setdefault((piece.choice.codec, piece.choice.feedback), []).append(piece)
-    return groups.values()
 
 
 class Averaging:

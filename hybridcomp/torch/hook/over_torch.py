@@ -32,12 +32,13 @@ class TorchOperations(Operations):
             if batch.small:
                 parts.append((batch.small_as, sum(piece.size for piece in batch.small)))
             layout = tuple(piece.shape for piece in [*batch.alone, *batch.small])
-            yield batch, self.comm.coalescing(BatchPlan.of("all_reduce", dtype, parts, layout))
+            yield (
+                batch,
+                self.comm.coalescing(BatchPlan.of("all_reduce", dtype, parts, layout, self.comm.topology)),
+            )
 
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
         plain = allreduce_bytes(part.nbytes, self.comm.size)
-        call = self.comm._call("all_reduce", piece.choice, part.nbytes, plain, name=piece.name)
+        call = self.comm.new_call("all_reduce", piece.choice, part.nbytes, plain, name=piece.name)
         operands = Operands(part, part, together(part))
-        return allreduce_encoded(
-            self.comm, operands, piece.choice, call, "avg", name=piece.name, algorithm="direct", step=step
-        )
+        return allreduce_encoded(self.comm, operands, piece.choice, call, "avg", name=piece.name, step=step)

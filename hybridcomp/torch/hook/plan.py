@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from hybridcomp.arrays import DType
+from hybridcomp.codecs import Codec
+from hybridcomp.collectives.operations.flat_parts import Together
 from hybridcomp.collectives.operations.flat_small import SMALL
 from hybridcomp.errors import CodecMismatchError
 from hybridcomp.policy import Choice, Message
@@ -30,6 +32,8 @@ class Piece:
         shape: shape of the parameter.
         start, stop: range of its elements in the bucket's buffer.
         choice: the policy's choice.
+        size: number of elements.
+        kind: codec and reason by which statistics count it.
     """
 
     name: str
@@ -37,14 +41,16 @@ class Piece:
     start: int
     stop: int
     choice: Choice
+    size: int = field(init=False)
+    kind: tuple[str, str] = field(init=False)
 
-    @property
-    def size(self) -> int:
-        """Return the number of elements."""
-        return self.stop - self.start
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.stop - self.start)
+        object.__setattr__(self, "kind", (self.choice.counted_as, self.choice.reason))
 
 
-class Split(NamedTuple):
+@dataclass
+class Split:
     """Pieces of a bucket.
 
     Attributes:
@@ -57,6 +63,19 @@ class Split(NamedTuple):
     small: list[Piece]
     alone: list[Piece]
     small_as: Choice = SMALL
+
+    @cached_property
+    def all_small(self) -> Together:
+        """Return the small pieces as one operation carries them."""
+        return Together(self.small)
+
+    @cached_property
+    def alike(self) -> list[Together]:
+        """Return the others as operations carry those of one codec and feedback."""
+        groups: dict[tuple[Codec, str | None], list[Piece]] = {}
+        for piece in self.alone:
+            groups.setdefault((piece.choice.codec, piece.choice.feedback), []).append(piece)
+        return [Together(pieces) for pieces in groups.values()]
 
     @property
     def once(self) -> bool:
@@ -126,7 +145,7 @@ def batches(split: Split, dtype: DType) -> list[Split]:
     found += [Split([], group) for group in _groups(others, _BATCH_BYTES // dtype.itemsize)]
     if split.small:
         found = found or [Split([], [])]
-        found[0] = found[0]._replace(small=split.small, small_as=split.small_as)
+        found[0] = Split(split.small, found[0].alone, split.small_as)
     return found
 
 

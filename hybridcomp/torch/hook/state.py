@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hybridcomp.policy import load_policy
 from hybridcomp.torch.backend.options import PolicyLike, default_policy
 from hybridcomp.torch.flat import real_shape
-from hybridcomp.torch.hook.averager import Averager, Named, done
+from hybridcomp.torch.hook.averager import Averager, Named, done, parameter_names
 from hybridcomp.torch.untraced import untraced
 
 
@@ -126,8 +126,7 @@ class HookState(Averager):
     def _name(self, parameter: torch.Tensor) -> str:
         module = None if self._module is None else self._module()
         if not self._names and module is not None:
-            for name, known in module.named_parameters():
-                self._names[id(known)] = name.removeprefix("module.")
+            self._names = parameter_names(module)
         return self._names.setdefault(id(parameter), f"parameter.{len(self._names)}")
 
 

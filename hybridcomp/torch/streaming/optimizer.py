@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from hybridcomp.torch.registry import registry
-
-if TYPE_CHECKING:
-    from hybridcomp.torch.streaming.streamed import StreamedLayers
+from hybridcomp.torch.streaming.factors import Factors
 
 _BASES = ("left", "right")
+
+
+class Streamed(Protocol):
+    """Layers whose weights are stepped: see :class:`.StreamedLayers`.
+
+    Attributes:
+        weights: the weights, by name.
+    """
+
+    weights: dict[str, torch.Tensor]
+
+    def factors_of(self, weight: torch.Tensor) -> Factors:
+        """Return a weight's factors."""
+
+    def average(self) -> None:
+        """Average the factors of gradients over the ranks."""
+
+    def squares(self) -> Any:
+        """Return the sums of squares by which gradients that are not finite are known."""
+
+    def zero(self) -> None:
+        """Drop accumulated factors."""
 
 
 class StreamedSGD(torch.optim.Optimizer):
@@ -26,7 +46,7 @@ class StreamedSGD(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, streamed: StreamedLayers, *, lr: float, weight_decay: float = 0.0, has_others: bool = True
+        self, streamed: Streamed, *, lr: float, weight_decay: float = 0.0, has_others: bool = True
     ) -> None:
         """Take the weights; :meth:`.StreamedLayers.optimizer` calls this.
 

@@ -20,10 +20,14 @@ from torch import Tensor, nn
 import hybridcomp.torch as hct
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import sync_folder
+from hybridcomp.torch.momentum.optimizer import MomentumOptimizer
 from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint
 from hybridcomp.train.checkpoints.stored import described, read, write
+from hybridcomp.train.optimizer.momentum import counters, load_counters, take_state
 from hybridcomp.train.optimizer.optimizers import moments
 from hybridcomp.train.topology import Topology
+
+_COUNTERS = "counters"  # key of those of an optimizer's groups
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,7 @@ def save_checkpoint(
     *,
     keep: int,
 ) -> None:
-    """Write ``checkpoint.path``; collective. A checkpoint under its own name is whole: it is written
-    beside, then renamed.
+    """Write ``checkpoint.path``; collective. See :func:`write_checkpoint`.
 
     Args:
         checkpoint: record; its path is where the checkpoint will be.
@@ -68,21 +71,51 @@ def save_checkpoint(
     Raises:
         ConfigError: the disk is full, say; on rank 0 alone, if rank 0 alone cannot write.
     """
+    state = state_of(trained, traffic, topology)
+    state |= {f"{_rank_prefix(topology)}comm.{key}": value for key, value in hct.state_dict().items()}
+    write_checkpoint(checkpoint, state, topology, keep=keep)
+
+
+def state_of(trained: Trained, traffic: Tensor, topology: Topology | None) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint by key, without the memory of error feedback; see :func:`save_checkpoint`.
+
+    Args:
+        trained: state to save.
+        traffic: int64, this rank's byte counters.
+        topology: mesh of the ranks; None for a process that is the whole mesh.
+    """
+    mine = _rank_prefix(topology)
+    own = {f"{mine}traffic": traffic, f"{mine}rng": torch.get_rng_state()}
+    return _model_state(trained, topology) | own
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint, state: dict[str, Tensor], topology: Topology | None, *, keep: int
+) -> None:
+    """Write ``checkpoint.path``; collective. A checkpoint under its own name is whole: it is written
+    beside, then renamed.
+
+    Args:
+        checkpoint: record; its path is where the checkpoint will be.
+        state: tensors by key, see :func:`state_of`.
+        topology: mesh of the ranks; None for a process that is the whole mesh.
+        keep: number of the folder's newest checkpoints to keep.
+
+    Raises:
+        ConfigError: the disk is full, say; on rank 0 alone, if rank 0 alone cannot write.
+    """
     beside = checkpoint.path.with_name(f".{checkpoint.path.name}.partial")
-    if topology.rank == 0:
+    first = topology is None or topology.rank == 0
+    if first:
         with _written(checkpoint.path):
             for left in checkpoint.path.parent.glob(".step-*"):  # left by a process that was killed
                 shutil.rmtree(left)
             beside.mkdir(parents=True)
-    dist.barrier()
-    mine = _rank_prefix(topology)
-    state = _model_state(trained, topology)
-    state[f"{mine}traffic"] = traffic
-    state[f"{mine}rng"] = torch.get_rng_state()
-    state |= {f"{mine}comm.{key}": value for key, value in hct.state_dict().items()}
+    if topology is not None:
+        dist.barrier()
     try:
-        write(state, beside)
-        if topology.rank == 0:
+        write(state, beside, alone=topology is None)
+        if first:
             with _written(checkpoint.path):
                 checkpoint.write(beside)
                 if checkpoint.path.exists():  # the run has gone on from an older one
@@ -90,17 +123,17 @@ def save_checkpoint(
                 beside.rename(checkpoint.path)
                 sync_folder(checkpoint.path.parent)
     except BaseException:
-        if topology.rank == 0:  # room on a full disk
+        if first:  # room on a full disk
             shutil.rmtree(beside, ignore_errors=True)
         raise
-    if topology.rank == 0:
+    if first:
         _prune(checkpoint.path, keep)
 
 
 def load_checkpoint(
     checkpoint: Checkpoint,
     trained: Trained,
-    topology: Topology,
+    topology: Topology | None,
     *,
     same_policy: bool,
 ) -> Tensor:
@@ -109,7 +142,7 @@ def load_checkpoint(
     Args:
         checkpoint: checkpoint to load.
         trained: state that receives the tensors.
-        topology: mesh of the ranks.
+        topology: mesh of the ranks; None for a process that is the whole mesh.
         same_policy: whether to load the error-feedback memory, which belongs to the policy that made it.
 
     Returns:
@@ -124,10 +157,13 @@ def load_checkpoint(
     state |= {
         key: torch.empty_like(tensor, device="cpu") for key, tensor in stored.items() if key.startswith(mine)
     }
+    later = _later_state(trained, topology, stored, state)
+    state |= later
     missing = sorted(key for key in [*state, f"{mine}traffic", f"{mine}rng"] if key not in stored)
     if missing:
         raise ConfigError(f"{checkpoint.path} lacks {missing[0]} and {len(missing) - 1} other tensors")
-    read(state, checkpoint.path)
+    read(state, checkpoint.path, alone=topology is None)
+    _take_later(trained, topology, later)
     torch.set_rng_state(state[f"{mine}rng"])
     if same_policy:
         prefix = f"{mine}comm."
@@ -135,23 +171,55 @@ def load_checkpoint(
     return state[f"{mine}traffic"]
 
 
-def _rank_prefix(topology: Topology) -> str:
-    return f"rank{topology.rank}."
+def _rank_prefix(topology: Topology | None) -> str:
+    return f"rank{0 if topology is None else topology.rank}."
 
 
-def _model_state(trained: Trained, topology: Topology) -> dict[str, Tensor]:
+def _model_state(trained: Trained, topology: Topology | None) -> dict[str, Tensor]:
     """Return the tensors themselves, by key; make the optimizer's moments if there are none yet."""
-    place = f"pp{topology.pp}.tp{topology.tp}."
+    place = _place(topology)
     state = {f"{place}schedule.{name}": tensor for name, tensor in trained.extra.items()}
     state |= {f"{place}model.{name}": parameter.detach() for name, parameter in trained.whole.items()}
     state |= {f"{place}model.{name}": buffer for name, buffer in trained.buffers.items()}
     for name, parameter in trained.parameters.items():
-        prefix = f"{place}dp{topology.dp}." if name in trained.apart else place
+        prefix = f"{place}dp{topology.dp}." if topology is not None and name in trained.apart else place
         kind = "part" if name in trained.whole else "model"
         state[f"{prefix}{kind}.{name}"] = parameter.detach()
         for moment, tensor in moments(trained.optimizer, parameter).items():
             state[f"{prefix}optimizer.{name}.{moment}"] = tensor
+    if isinstance(trained.optimizer, MomentumOptimizer):
+        state[f"{place}optimizer.{_COUNTERS}"] = counters(trained.optimizer)
     return state
+
+
+def _later_state(
+    trained: Trained, topology: Topology | None, stored: Mapping[str, Tensor], known: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return room for what an optimizer that exchanges momenta had come to keep, by key."""
+    if not isinstance(trained.optimizer, MomentumOptimizer):
+        return {}
+    prefix = f"{_place(topology)}optimizer."
+    return {
+        key: torch.empty_like(tensor, device="cpu")
+        for key, tensor in stored.items()
+        if key.startswith(prefix) and (key not in known or key == prefix + _COUNTERS)
+    }
+
+
+def _take_later(trained: Trained, topology: Topology | None, later: Mapping[str, Tensor]) -> None:
+    """Give the optimizer what :func:`_later_state` made room for, once it is read."""
+    if not isinstance(trained.optimizer, MomentumOptimizer):
+        return
+    for key, tensor in later.items():
+        name, _, part = key.removeprefix(f"{_place(topology)}optimizer.").rpartition(".")
+        if part == _COUNTERS and not name:
+            load_counters(trained.optimizer, tensor)
+        elif name in trained.parameters:
+            take_state(trained.optimizer, trained.parameters[name], part, tensor)
+
+
+def _place(topology: Topology | None) -> str:
+    return "pp0.tp0." if topology is None else f"pp{topology.pp}.tp{topology.tp}."
 
 
 @contextlib.contextmanager

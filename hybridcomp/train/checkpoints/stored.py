@@ -105,14 +105,19 @@ def read(state: dict[str, Tensor], path: Path, *, alone: bool = False) -> None:
         raise ConfigError(f"cannot read the checkpoint {path}: {_cause(error)}") from error
 
 
-def write(state: dict[str, Tensor], path: Path) -> None:
-    """Write tensors by key into a folder; collective.
+def write(state: dict[str, Tensor], path: Path, *, alone: bool = False) -> None:
+    """Write tensors by key into a folder.
+
+    Args:
+        state: tensors to write, by key.
+        path: path of the folder.
+        alone: whether this process writes by itself; else collective.
 
     Raises:
         ConfigError: the disk is full, say; on all ranks.
     """
     try:
-        save(state, checkpoint_id=str(path))
+        save(state, checkpoint_id=str(path), no_dist=alone)
     except (CheckpointException, Exception) as error:
         # torch's writer fails once more at closing a file that it could not write, and reports only that.
         free, need = shutil.disk_usage(path).free, sum(tensor.nbytes for tensor in state.values())

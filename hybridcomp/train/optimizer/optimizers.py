@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hybridcomp.torch.momentum.optimizer import MomentumOptimizer
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.optimizer.lans import LANS, Totals, first_moments
+from hybridcomp.train.optimizer.momentum import own_state
 from hybridcomp.train.topology import Topology
 
 
@@ -56,6 +58,24 @@ def make_optimizer(
         whole: whole parameters of which ``parameters`` has flat parts.
         totals: function for LANS, where ``parameters`` has parts of tensors.
     """
+    groups = parameter_groups(parameters, config, whole)
+    betas = (config.beta1, config.beta2)
+    match config.optimizer:
+        case "sgd":
+            return SGDW(groups, config.lr, config.momentum)
+        case "lans":
+            return (
+                LANS(groups, config.lr, betas) if totals is None else LANS(groups, config.lr, betas, totals)
+            )
+        case _:
+            # For those that exchange momenta, too, where nothing is exchanged: it costs as much. .momentum makes them.
+            return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
+
+
+def parameter_groups(
+    parameters: Mapping[str, nn.Parameter], config: TrainConfig, whole: Mapping[str, Tensor] | None = None
+) -> list[dict[str, Any]]:
+    """Return the parameters in groups, by what decays; see :func:`make_optimizer`."""
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for name, parameter in parameters.items():
@@ -68,21 +88,13 @@ def make_optimizer(
         {"params": decayed, decay: config.weight_decay},
         {"params": plain, decay: 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
-    betas = (config.beta1, config.beta2)
-    match config.optimizer:
-        case "sgd":
-            return SGDW(groups, config.lr, config.momentum)
-        case "lans":
-            return (
-                LANS(groups, config.lr, betas) if totals is None else LANS(groups, config.lr, betas, totals)
-            )
-        case "adamw":
-            return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
+    return [group for group in groups if group["params"]]
 
 
 def moments(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
     """Return the optimizer's own tensors of a parameter by name, and make them where there was no step yet."""
+    if isinstance(optimizer, MomentumOptimizer):
+        return own_state(optimizer, parameter)
     state: dict[str, Tensor] = optimizer.state[parameter]
     if isinstance(optimizer, torch.optim.SGD):
         if optimizer.param_groups[0]["momentum"] and not state:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -20,7 +20,6 @@ from hybridcomp.train.optimizer.optimizers import (
     set_learning_rate,
     square_sum,
 )
-from hybridcomp.train.optimizer.whole_sums import WholeSums
 from hybridcomp.train.parallel.exchange import Exchange, sum_exactly
 from hybridcomp.train.parallel.sequence_parallel import sum_gradients
 from hybridcomp.train.topology import Topology
@@ -101,6 +100,7 @@ class Updater:
         apart: names of parameters that this replica alone has.
         whole: parameters of the model, by name, of which this rank updates only a flat part.
         spread: names of parameters of which each replica has a part.
+        optimizer: optimizer of the parameters; None: make it.
 
     Attributes:
         optimizer: optimizer that the configuration names.
@@ -122,13 +122,14 @@ class Updater:
         apart: frozenset[str] = frozenset(),
         whole: Mapping[str, nn.Parameter] | None = None,
         spread: frozenset[str] = frozenset(),
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self.parameters = parameters
         self.apart = apart
         self.whole = whole or {}
         names = list({**self.whole, **parameters})
-        totals = WholeSums(parameters, names, {"dp": spread, "tp": split}, topology)
-        self.optimizer = make_optimizer(parameters, config, whole, totals)
+        totals = _WholeSums(parameters, names, {"dp": spread, "tp": split}, topology)
+        self.optimizer = optimizer or make_optimizer(parameters, config, whole, totals)
         self.gradient_bytes = 0
         self._config = config
         self._topology = topology
@@ -282,3 +283,39 @@ def check_losses(topology: Topology, losses: Tensor, step: int) -> None:
                 f"step {step + 1}: the loss is {float(losses[rank])} on replica {replica} of "
                 f"{topology.sizes['dp']}, computed by rank {rank}"
             )
+
+
+class _WholeSums:
+    """Sums over whole tensors, from those over this rank's parts: :data:`hybridcomp.train.optimizer.lans.Totals`.
+
+    Args:
+        parameters: parameters of this rank, by name.
+        names: names of all tensors of which its replica's ranks, or the replicas, have parts; alike on them.
+        over: names of the tensors that are split over an axis of the mesh, by axis; ``tp`` and ``dp``.
+        topology: mesh of the ranks.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        names: Collection[str],
+        over: Mapping[str, Collection[str]],
+        topology: Topology,
+    ) -> None:
+        place = {name: i for i, name in enumerate(names)}
+        self._places = {parameter: place[name] for name, parameter in parameters.items()}
+        self._count = len(place)
+        self._over = [
+            (topology.group(axis), [i for name, i in place.items() if name in split])
+            for axis, split in over.items()
+            if topology.sizes[axis] > 1 and any(name in split for name in place)
+        ]
+
+    def __call__(self, parameters: Sequence[nn.Parameter], sums: Tensor) -> Tensor:
+        """Return sums over whole tensors, fp64 [sums, parameters], given those over these parameters; collective."""
+        mine = [self._places[parameter] for parameter in parameters]
+        everyone = sums.new_zeros(len(sums), self._count)
+        everyone[:, mine] = sums
+        for group, places in self._over:
+            everyone[:, places] = sum_exactly(everyone[:, places], group)
+        return everyone[:, mine]

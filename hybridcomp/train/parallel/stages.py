@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import hybridcomp.torch as hct
-from hybridcomp.policy import Policy
+from hybridcomp.policy import Place, Policy, place, set_place
 from hybridcomp.train.config import CYCLIC, TrainConfig
 from hybridcomp.train.model.embedding import COPIES, SharedEmbedding, is_shared
 from hybridcomp.train.model.experts import make_group, spread_experts
@@ -20,7 +22,6 @@ from hybridcomp.train.model.gpt import GPT, ModelShape, OwnLoss, build_gpt, keep
 from hybridcomp.train.model.precision import compute_in_bf16
 from hybridcomp.train.model.recompute import recompute_blocks
 from hybridcomp.train.parallel.residual_stream import stream_of
-from hybridcomp.train.parallel.scopes import say_layers
 from hybridcomp.train.parallel.sequence_parallel import split_sequence
 from hybridcomp.train.parallel.tensor_parallel import partial_codes, split_over_tp
 from hybridcomp.train.topology import Topology
@@ -46,6 +47,10 @@ class GradientHook:
             future.set_result(bucket.buffer())
             return future
         return self._hook(self._state, bucket)  # type: ignore[no-any-return]
+
+    def call(self, state: hct.HookState) -> None:
+        """Have :func:`hct.comm_hook` called with a state, from the next bucket on."""
+        self._state, self._hook = state, hct.comm_hook
 
     def resume(self, step: int) -> None:
         """Go on after so many steps, whether or not the state was loaded, which counts them as well."""
@@ -80,6 +85,21 @@ class Stage:
     def is_last(self) -> bool:
         """Tell whether the model's loss is computed here."""
         return self.index == self.count - 1
+
+    def sends_activations(self, *, train: bool = True) -> AbstractContextManager[None]:
+        """Name the place of a send of the stage's output, at its last layer; in training it is a link."""
+        link = f"activations of stage {self.index}" if train else None
+        return hct.in_place(stage=self.index, layer=max(map(int, self.plain.blocks)), link=link)
+
+    def sends_gradients(self, *, cools: bool | None = None) -> AbstractContextManager[None]:
+        """Name the place of a send of the gradient of the stage's input, at the last layer before it; not of the first.
+
+        Args:
+            cools: whether its last forward pass of the step is done; None where the schedule has no cool-down.
+        """
+        part = None if cools is None else "cool-down" if cools else "steady"
+        layer, link = min(map(int, self.plain.blocks)) - 1, f"gradients of stage {self.index}"
+        return hct.in_place(stage=self.index, layer=layer, part=part, link=link)
 
 
 @dataclass(frozen=True)
@@ -136,7 +156,7 @@ def build_model(shape: ModelShape, config: TrainConfig, policy: Policy, topology
             split |= split_over_tp(model, topology.mesh["tp"], sequence=config.sequence_parallel)
             partial |= partial_codes(model, sequence=config.sequence_parallel)
             if policy.places:
-                say_layers(model)
+                _say_layers(model)
         if config.sequence_parallel:
             partial |= split_sequence(model, topology.group("tp"))
         if config.recompute == "blocks":
@@ -226,3 +246,27 @@ def rehearse(model: RankModel, config: TrainConfig) -> None:
         parameter.grad = None
     if model.streamed is not None:
         model.streamed.zero()
+
+
+def _say_layers(model: GPT) -> None:
+    """Set the layer of each block as the place of its messages, in forward and in backward: policies may ask for it."""
+    for number, block in model.blocks.items():
+        saying = _Saying(int(number))
+        block.register_forward_pre_hook(saying.begin)
+        block.register_forward_hook(saying.end, always_call=True)
+        block.register_full_backward_pre_hook(saying.begin)
+        block.register_full_backward_hook(saying.end)
+
+
+class _Saying:
+    """Setting of a layer as messages' place between two hooks; a forward pass may lie within a backward pass."""
+
+    def __init__(self, layer: int) -> None:
+        self._layer = layer
+        self._before: list[Place] = []
+
+    def begin(self, *_: Any) -> None:
+        self._before.append(set_place(dataclasses.replace(place(), layer=self._layer)))
+
+    def end(self, *_: Any) -> None:
+        set_place(self._before.pop())

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hybridcomp.policy import Policy
-from hybridcomp.train.config import TrainConfig
+from hybridcomp.train.config import EXCHANGE_MOMENTA, TrainConfig
 from hybridcomp.train.model.gpt import ModelShape
+from hybridcomp.train.optimizer.momentum import exchanging_optimizer
+from hybridcomp.train.optimizer.optimizers import parameter_groups
 from hybridcomp.train.optimizer.streamed import StreamedUpdater
 from hybridcomp.train.optimizer.update import Result, Updater
 from hybridcomp.train.parallel.neurons import find_thresholds
@@ -118,6 +120,10 @@ class Run:
             own = {name: p for name, p in mine.items() if name in model.apart}
             shards = Shards(alike, self.topology.group("dp"), self.policy, self.config.bucket_mb)
             return ShardedUpdater(shards, own, model.split, model.partial, *about)
+        optimizer = None
+        if self.config.optimizer in EXCHANGE_MOMENTA:
+            groups = parameter_groups(mine, self.config)
+            optimizer = exchanging_optimizer(groups, self.config, self.policy, model.stages[0])
         return Updater(
             mine,
             model.split,
@@ -126,6 +132,7 @@ class Run:
             copies=model.copies,
             apart=model.apart | apart,
             spread=model.apart,
+            optimizer=optimizer,
         )
 
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hybridcomp.train.model.gpt import loss_of
 from hybridcomp.train.parallel.residual_stream import Stream
-from hybridcomp.train.parallel.scopes import activations_of
 from hybridcomp.train.parallel.stages import Stage
 from hybridcomp.train.pipelines.links import Inbox, Outbox
 from hybridcomp.train.topology import Topology
@@ -47,7 +46,7 @@ def evaluate(
                 losses.append(loss_of(stage.plain(x), micro[:, 1:]).item())
             elif ranks > 1:
                 hidden = stage.plain.hidden(x)
-                with activations_of(stage, train=False):
+                with stage.sends_activations(train=False):
                     outbox.send(hidden)
             else:
                 here.append(stage.plain.hidden(x))

@@ -22,7 +22,6 @@ from torch.distributed.pipelining import (
 from hybridcomp.train.model.gpt import loss_of
 from hybridcomp.train.optimizer.update import Result
 from hybridcomp.train.parallel.residual_stream import stream_of
-from hybridcomp.train.parallel.scopes import activations_of, gradients_of
 from hybridcomp.train.parallel.stages import Stage
 from hybridcomp.train.pipelines.base import Run, Schedule
 
@@ -53,11 +52,11 @@ class _CountedStage(PipelineStage):
         stashes.stages.append(self)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        with activations_of(self._mine):
+        with self._mine.sends_activations():
             return super().get_fwd_send_ops(fwd_chunk_id)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        with gradients_of(self._mine, cools=bwd_chunk_id in self.cools):
+        with self._mine.sends_gradients(cools=bwd_chunk_id in self.cools):
             return super().get_bwd_send_ops(bwd_chunk_id)
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:

@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hybridcomp.train.model.gpt import OwnLoss
 from hybridcomp.train.optimizer.update import Report, Result
 from hybridcomp.train.parallel.residual_stream import stream_of
-from hybridcomp.train.parallel.scopes import activations_of
 from hybridcomp.train.pipelines.base import Run, Schedule
 from hybridcomp.train.pipelines.links import Inbox, Outbox
 
@@ -51,7 +50,7 @@ class Local(Schedule):
             with contextlib.nullcontext() if i == count - 1 or ddp is None else ddp.no_sync():
                 activations, output = module(x)
                 if not self._stage.is_last:
-                    with activations_of(self._stage):
+                    with self._stage.sends_activations():
                         self._onward.send(activations)
                 loss = own.loss(output, micro[:, 1:]) / count
                 loss.backward()  # type: ignore[no-untyped-call]

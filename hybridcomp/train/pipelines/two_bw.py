@@ -30,7 +30,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hybridcomp.train.model.gpt import loss_of
 from hybridcomp.train.optimizer.update import Report, Result
 from hybridcomp.train.parallel.residual_stream import stream_of
-from hybridcomp.train.parallel.scopes import activations_of, gradients_of
 from hybridcomp.train.pipelines.base import Run, Schedule
 from hybridcomp.train.pipelines.links import Inbox, Outbox
 from hybridcomp.train.pipelines.versions import Versions
@@ -108,7 +107,7 @@ class TwoBW(Schedule):
         if self._stage.is_last:
             y = loss_of(y, self._micro(step, i)[:, 1:]) / self._count
         else:
-            with activations_of(self._stage):
+            with self._stage.sends_activations():
                 self._onward.send(y.detach())
         self._stashed.append((version, x, y))
         self._peak = max(self._peak, len(self._stashed))
@@ -129,7 +128,7 @@ class TwoBW(Schedule):
             ddp.reducer.prepare_for_backward([y])
         torch.autograd.backward(y, gradient)
         if not self._stage.is_first and x.grad is not None:
-            with gradients_of(self._stage):
+            with self._stage.sends_gradients():
                 self._back.send(x.grad)
         return y.item() if self._stage.is_last else 0.0
 

@@ -116,6 +116,18 @@ void convert(const void* src, DTypeCode src_dtype, void* dst, DTypeCode dst_dtyp
   });
 }
 
+bool infinite(const std::uint8_t* halfs, std::size_t n, std::size_t each) {
+  typedef std::uint16_t Loose __attribute__((aligned(1), may_alias));
+  const auto* h = reinterpret_cast<const Loose*>(halfs);
+  std::uint16_t any = 0;
+  std::size_t at = 0;
+  for (; at + kLooked <= n; at += each)
+    for (std::size_t i = at; i < at + kLooked; ++i)
+      any = static_cast<std::uint16_t>(any | ((h[i] & 0x7FFF) == 0x7C00 ? 1 : 0));
+  for (; at < n; ++at) any = static_cast<std::uint16_t>(any | ((h[at] & 0x7FFF) == 0x7C00 ? 1 : 0));
+  return any;
+}
+
 template <typename T>
 void divide_all(T* values, std::size_t n, int by) {
   if ((by & (by - 1)) == 0) {  // multiplying gives the same bits, several times as fast
@@ -137,6 +149,6 @@ void divide(void* values, bool wide, std::size_t n, int by) {
 }  // namespace
 
 extern const ConvertKernels convert_kernels;
-const ConvertKernels convert_kernels = {convert, stream, divide};
+const ConvertKernels convert_kernels = {convert, stream, infinite, divide};
 
 }  // namespace hybridcomp::HC_ISA

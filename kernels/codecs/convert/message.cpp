@@ -1,4 +1,6 @@
 // Messages of elements as they are, or as another type.
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "codecs/convert/convert.hpp"
@@ -18,6 +20,42 @@ void convert_all(const Kernels& k, const std::uint8_t* src, DTypeCode src_dtype,
 
 namespace {
 
+constexpr std::size_t kShort = 1024;   // elements of an array whose halfs are all looked at
+constexpr std::size_t kOfEach = 1024;  // of a longer one: kLooked of so many
+
+std::atomic<void (*)()> overflow_listener{nullptr};
+
+bool finite(const std::uint8_t* element, DTypeCode dtype) {
+  if (dtype == kFloat64) {
+    double x;
+    std::memcpy(&x, element, sizeof(x));
+    return magnitude(x) < Real<double>::kInfinity;
+  }
+  float x;
+  if (dtype == kFloat32) {
+    std::memcpy(&x, element, sizeof(x));
+  } else {
+    std::uint16_t bits;
+    std::memcpy(&bits, element, sizeof(bits));
+    x = float_of(bfloat_to_float_bits(bits));
+  }
+  return magnitude(x) < Real<float>::kInfinity;
+}
+
+// Tell of values that an array of `whole` elements has lost: m of them, which were encoded to `halfs`.
+void look_for_overflow(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, const std::uint8_t* halfs,
+                       std::size_t m, std::size_t whole) {
+  if (!overflow_listener.load(std::memory_order_relaxed)) return;
+  if (!k.convert->infinite(halfs, m, whole <= kShort ? kLooked : kOfEach)) return;
+  for (std::size_t i = 0; i < m; ++i) {
+    std::uint16_t half;
+    std::memcpy(&half, halfs + 2 * i, sizeof(half));
+    if ((half & 0x7FFF) != 0x7C00 || !finite(src + i * size_of(dtype), dtype)) continue;
+    if (auto* const tell = overflow_listener.exchange(nullptr)) tell();
+    return;
+  }
+}
+
 // Return the type that elements are stored in. Stored 0: their own.
 template <int Stored>
 constexpr DTypeCode stored_as(DTypeCode dtype) {
@@ -35,6 +73,7 @@ std::size_t write(const Kernels& k, const std::uint8_t* src, DTypeCode dtype, st
           k.convert->convert(src + at * size, dtype, values, to, m, false);
         else
           std::memcpy(values, src + at * size, m * size);
+        if (to == kFloat16 && dtype != to) look_for_overflow(k, src + at * size, dtype, values, m, n);
       });
 }
 
@@ -50,7 +89,9 @@ std::size_t write_cast_sum(const Kernels& k, const Sum& sum, DTypeCode to, Codec
         for (std::size_t at = begin; at < begin + count; at += kPartTile) {
           const std::size_t m = std::min(kPartTile, begin + count - at);
           std::uint8_t* const stored = values + (at - begin) * size_of(to);
-          k.convert->convert(sum.tile(k, at, m, &buffer), sum.dtype, stored, to, m, false);
+          const std::uint8_t* const sums = sum.tile(k, at, m, &buffer);
+          k.convert->convert(sums, sum.dtype, stored, to, m, false);
+          if (to == kFloat16 && sum.dtype != to) look_for_overflow(k, sums, sum.dtype, stored, m, sum.n);
           sum.put(k, at, m, &buffer, [&](std::uint8_t* out) {
             k.convert->convert(stored, to, out, sum.result_dtype, m, false);
           });
@@ -108,6 +149,8 @@ constexpr CodecEntry entry(std::uint8_t id) {
 }
 
 }  // namespace
+
+void tell_of_overflow(void (*tell)()) { overflow_listener = tell; }
 
 extern const CodecEntry kNoneCodec = entry<0>(kNoneId), kFp16Codec = entry<kFloat16>(1),
                         kBf16Codec = entry<kBFloat16>(2);

@@ -35,7 +35,7 @@ std::uint64_t EstimateMemory::begin() {
 
 void EstimateMemory::correct(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t n,
                              std::size_t start, int threads, std::uint8_t* out) {
-  add_pass(k, x, dtype, at(sent_, start), out, n, true, threads);
+  add_pass(k, {x, dtype}, at(sent_, start), out, n, true, threads);
 }
 
 void EstimateMemory::keep(const Kernels& k, const std::uint8_t*, Lease& decoded, std::size_t n,
@@ -44,7 +44,7 @@ void EstimateMemory::keep(const Kernels& k, const std::uint8_t*, Lease& decoded,
   // A whole array replaces the values that wait, which stay until the new ones are known to be good.
   const bool apart = n == n_ || waiting_.meets(span);
   std::uint8_t* const to = apart ? decoded.data() : place(waiting_, span);
-  const bool finite = add_pass(k, decoded.data(), kind(), at(sent_, start), to, n, false, threads);
+  const bool finite = add_pass(k, {decoded.data(), kind()}, at(sent_, start), to, n, false, threads);
   if (finite && n == n_ && decoded.owned())
     std::swap(waiting_.values, decoded);
   else if (finite && apart && n)
@@ -60,7 +60,7 @@ bool EstimateMemory::own(const Kernels& k, const Encoder&, const std::uint8_t* x
   const std::size_t bytes = n * size_of(kind());
   if (wide_ ? any_of<double>(mine, n) : any_of<float>(mine, n)) {
     // Other ranks owned this span before: the sum holds the values that this rank sent then.
-    add_pass(k, total, kind(), mine, total, n, true, threads);
+    add_pass(k, {total, kind()}, mine, total, n, true, threads);
     std::memset(mine, 0, bytes);
   }
   const Span span{start, n};
@@ -83,23 +83,23 @@ void EstimateMemory::correct_sum(const Kernels& k, std::uint8_t* total, std::siz
   if (own == owns_.end()) return;
   if (n) std::memcpy(place(summed_, span), total, n * size_of(kind()));
   summed_.put(span);
-  add_pass(k, own->x, own->dtype, total, total, n, false, threads);
+  add_pass(k, {own->x, own->dtype}, total, total, n, false, threads);
   owns_.erase(own);
   divide_pass(k, total, wide_, n, ranks, threads);
-  add_pass(k, total, kind(), at(made(known_), start), total, n, true, threads);
+  add_pass(k, {total, kind()}, at(made(known_), start), total, n, true, threads);
 }
 
 void EstimateMemory::result(const Kernels& k, std::uint8_t* values, std::size_t n, std::size_t start,
                             int threads) {
   std::uint8_t* const known = at(made(known_), start);
-  const bool finite = add_pass(k, values, kind(), known, values, n, false, threads);
+  const bool finite = add_pass(k, {values, kind()}, known, values, n, false, threads);
   if (finite && n) std::memcpy(known, values, n * size_of(kind()));
   settle({start, n}, finite);
 }
 
 void EstimateMemory::add(const Kernels& k, const std::uint8_t* decoded, int threads, std::uint8_t* out) {
   std::uint8_t* const total = made(total_)->data();
-  const bool finite = add_pass(k, decoded, kind(), total, out, n_, false, threads);
+  const bool finite = add_pass(k, {decoded, kind()}, total, out, n_, false, threads);
   if (finite && n_) std::memcpy(total, out, n_ * size_of(kind()));
   settle(finite);
 }

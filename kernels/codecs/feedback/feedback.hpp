@@ -11,7 +11,23 @@
 
 namespace hybridcomp {
 
+class Rooms;
 struct Encoder;
+
+// Values to encode: x, of `dtype` and of any alignment; or, where there is a momentum, which is aligned and
+// of the computing type, beta * momentum + (1 - beta) * x.
+struct Source {
+  const std::uint8_t* x;
+  DTypeCode dtype;
+  const std::uint8_t* momentum = nullptr;
+  double beta = 0;
+
+  // Return the values from an element on.
+  Source from(std::size_t at) const {
+    const std::size_t size = dtype == kFloat64 ? 8 : 4;
+    return {x + at * size_of(dtype), dtype, momentum ? momentum + at * size : nullptr, beta};
+  }
+};
 
 // Arrays of states are aligned and of the computing type: double if `wide`, else float. A function that
 // returns bool tells whether all values written are finite. An output may be the same memory as an input of
@@ -19,11 +35,14 @@ struct Encoder;
 constexpr std::uint32_t kLongestTile = 1024;
 
 struct FeedbackKernels {
-  // out = x + e, or x - e with `subtract`. x is of `dtype`, of any alignment.
-  bool (*add)(const void* x, DTypeCode dtype, const void* e, void* out, std::size_t n, bool subtract);
+  // out = x
+  void (*blend)(const Source& x, void* out, std::size_t n);
+
+  // out = x + e, or x - e with `subtract`.
+  bool (*add)(const Source& x, const void* e, void* out, std::size_t n, bool subtract);
 
   // Whether all |x + e| are below 2^125 (2^1021): then a message's error is finite, too.
-  bool (*modest)(const void* x, DTypeCode dtype, const void* e, std::size_t n);
+  bool (*modest)(const Source& x, const void* e, std::size_t n);
 
   // x /= by
   void (*divide)(void* x, bool wide, std::size_t n, double by);
@@ -50,8 +69,8 @@ struct FeedbackKernels {
   // Quantize x + e to int8 blocks as BlockKernels does (to nearest, scales alone), and write the error to
   // `lost`, past the caches if it `streams` (see below): each element is read once. `block` is at most
   // kLongestTile.
-  bool (*quantize8)(const void* x, DTypeCode dtype, const void* e, void* lost, std::size_t n,
-                    std::uint32_t block, std::uint8_t* scales, std::uint8_t* q, bool streams);
+  bool (*quantize8)(const Source& x, const void* e, void* lost, std::size_t n, std::uint32_t block,
+                    std::uint8_t* scales, std::uint8_t* q, bool streams);
 
   // Copy past the caches: for outputs that will not be read before they would have left them. The thread must
   // pass a fence, or end, before another thread reads them.
@@ -69,21 +88,39 @@ struct State8 {
 // Longest block that the fused functions below take.
 constexpr std::uint32_t kLongestFused = 8192;
 
+// Whether a codec is that of signs, which has functions of its own.
+constexpr bool is_sign(const CodecIdentity& codec) { return codec.bits == 1; }
+
 // Whether the fused functions below take a codec.
-constexpr bool fusible(const CodecIdentity& codec) { return codec.block && codec.block <= kLongestFused; }
+constexpr bool fusible(const CodecIdentity& codec) {
+  return codec.block && codec.block <= kLongestFused && !is_sign(codec);
+}
 
 // Write the message of x + e, over `ranks` for a mean, to `out` and its error, times `ranks`, to `lost`, all
 // in one pass; `n` elements. `lost` may be `e`. Returns the message's bytes; `finite` tells whether all of
 // `lost` is.
-std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const std::uint8_t* x,
-                            DTypeCode dtype, std::size_t n, const std::uint8_t* e, std::uint8_t* lost,
-                            double ranks, int threads, std::uint8_t* out, bool* finite);
+std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const Source& x, std::size_t n,
+                            const std::uint8_t* e, std::uint8_t* lost, double ranks, int threads,
+                            std::uint8_t* out, bool* finite);
+
+// The same for signs, for an array that no cache holds; `lost` is not `e`.
+std::size_t encode_signs(const Kernels& k, const CodecIdentity& codec, const Source& x, std::size_t n,
+                         const std::uint8_t* e, std::uint8_t* lost, double ranks, int threads, Rooms& rooms,
+                         std::uint8_t* out, bool* finite);
+
+// The same for an array that the caches hold, in two passes: `e` becomes the error, unless that is not
+// finite.
+std::size_t encode_few_signs(const Kernels& k, const CodecIdentity& codec, const Source& x, std::size_t n,
+                             std::uint8_t* e, double ranks, int threads, Rooms& rooms, std::uint8_t* out,
+                             bool* finite);
 
 // The same for a sparse codec whose values go as they are: `e` becomes the error. The caller has found x + e
 // to be modest.
-std::size_t encode_sparse_residual(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
-                                   DTypeCode dtype, std::size_t n, std::uint8_t* e, double ranks, int threads,
-                                   std::uint8_t* out);
+std::size_t encode_sparse_residual(const Kernels& k, const Encoder& encoder, const Source& x, std::size_t n,
+                                   std::uint8_t* e, double ranks, int threads, std::uint8_t* out);
+
+// Bytes from which on a residual bypasses the caches.
+constexpr std::size_t kStreamed = std::size_t(4) << 20;
 
 // The same as encode_residual with the moving average of elements start .. start + n of `state`, which must
 // be whole blocks of it, and a codec whose tile (see fused_tile) is whole blocks too. The new state is

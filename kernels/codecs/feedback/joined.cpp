@@ -31,6 +31,10 @@ Memory& JoinedMemory::at(std::size_t& start) const {
   return *parts_[index];
 }
 
+bool JoinedMemory::adds_own() const {
+  return std::all_of(parts_.begin(), parts_.end(), [](const auto& part) { return part->adds_own(); });
+}
+
 std::size_t JoinedMemory::encode(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
                                  DTypeCode dtype, std::size_t n, std::size_t start, int threads,
                                  std::uint8_t* out) {

@@ -14,7 +14,7 @@ class JoinedMemory final : public Memory {
   explicit JoinedMemory(std::vector<std::shared_ptr<Memory>> parts, std::shared_ptr<Rooms> rooms);
 
   bool tracks() const override { return parts_.front()->tracks(); }
-  bool adds_own() const override { return parts_.front()->adds_own(); }
+  bool adds_own() const override;
   bool sends_own() const override { return parts_.front()->sends_own(); }
 
   std::size_t encode(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype,

@@ -1,29 +1,8 @@
 // The passes of error feedback; compiled once per instruction set.
-#include "codecs/common/tile.hpp"
-#include "codecs/feedback/feedback.hpp"
-#include "hybridcomp/feedback.hpp"
-
-// No iteration reads a value that another writes: where an output is an input, it is so element by element.
-#if defined(__clang__)
-#define HC_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define HC_INDEPENDENT _Pragma("GCC ivdep")
-#endif
+#include "codecs/feedback/tile.hpp"
 
 namespace hybridcomp::HC_ISA {
 namespace {
-
-// Whether a largest magnitude is a finite number's: signed maxima are cheaper on old CPUs.
-template <typename T>
-bool is_finite(typename Real<T>::Signed peak) {
-  return static_cast<typename Real<T>::Bits>(peak) < Real<T>::kInfinity;
-}
-
-template <typename T>
-typename Real<T>::Signed larger(typename Real<T>::Signed peak, T x) {
-  const auto a = static_cast<typename Real<T>::Signed>(magnitude(x));
-  return a > peak ? a : peak;
-}
 
 template <typename T>
 bool add_tile(const T* x, const T* e, T* out, std::size_t n, bool subtract) {
@@ -38,15 +17,26 @@ bool add_tile(const T* x, const T* e, T* out, std::size_t n, bool subtract) {
   return is_finite<T>(peak);
 }
 
-bool add(const void* x, DTypeCode dtype, const void* e, void* out, std::size_t n, bool subtract) {
-  bool finite = true;
-  with_dtype(dtype, [&]<DTypeCode D>() {
+void blend(const Source& x, void* out, std::size_t n) {
+  with_dtype(x.dtype, [&]<DTypeCode D>() {
     using T = ComputeOf<D>;
-    alignas(64) T buffer[kTile];
-    const auto* from = static_cast<const std::uint8_t*>(x);
     for (std::size_t at = 0; at < n; at += kTile) {
       const std::size_t m = smaller(kTile, n - at);
-      const T* values = view<D>(from + at * sizeof(StorageOf<D>), m, buffer);
+      T* const to = static_cast<T*>(out) + at;
+      const T* values = values_of<D>(x, at, m, to);
+      if (values != to) std::memcpy(to, values, m * sizeof(T));
+    }
+  });
+}
+
+bool add(const Source& x, const void* e, void* out, std::size_t n, bool subtract) {
+  bool finite = true;
+  with_dtype(x.dtype, [&]<DTypeCode D>() {
+    using T = ComputeOf<D>;
+    alignas(64) T buffer[kTile];
+    for (std::size_t at = 0; at < n; at += kTile) {
+      const std::size_t m = smaller(kTile, n - at);
+      const T* values = values_of<D>(x, at, m, buffer);
       finite &= add_tile<T>(values, static_cast<const T*>(e) + at, static_cast<T*>(out) + at, m, subtract);
     }
   });
@@ -58,19 +48,17 @@ bool modest_tile(const T* x, const T* e, std::size_t n) {
   typename Real<T>::Signed peak = 0;
   HC_INDEPENDENT
   for (std::size_t i = 0; i < n; ++i) peak = larger<T>(peak, x[i] + e[i]);
-  constexpr T kMost = sizeof(T) == 8 ? T(0x1p1021) : T(0x1p125);
-  return static_cast<typename Real<T>::Bits>(peak) < magnitude(kMost);
+  return is_modest<T>(peak);
 }
 
-bool modest(const void* x, DTypeCode dtype, const void* e, std::size_t n) {
+bool modest(const Source& x, const void* e, std::size_t n) {
   bool all = true;
-  with_dtype(dtype, [&]<DTypeCode D>() {
+  with_dtype(x.dtype, [&]<DTypeCode D>() {
     using T = ComputeOf<D>;
     alignas(64) T buffer[kTile];
-    const auto* from = static_cast<const std::uint8_t*>(x);
     for (std::size_t at = 0; at < n && all; at += kTile) {
       const std::size_t m = smaller(kTile, n - at);
-      const T* values = view<D>(from + at * sizeof(StorageOf<D>), m, buffer);
+      const T* values = values_of<D>(x, at, m, buffer);
       all = modest_tile<T>(values, static_cast<const T*>(e) + at, m);
     }
   });
@@ -199,29 +187,6 @@ bool mask(const void* corrected, void* decoded, void* moved_out, bool wide, std:
                   static_cast<float*>(moved_out), n);
 }
 
-void stream(const void* from, void* to, std::size_t bytes) {
-  const auto* src = static_cast<const std::uint8_t*>(from);
-  auto* dst = static_cast<std::uint8_t*>(to);
-#if defined(__AVX512F__)
-  const std::size_t head = smaller(bytes, (64 - reinterpret_cast<std::uintptr_t>(dst) % 64) % 64);
-  std::memcpy(dst, src, head);
-  std::size_t i = head;
-  for (; i + 64 <= bytes; i += 64)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + i), _mm512_loadu_si512(src + i));
-  std::memcpy(dst + i, src + i, bytes - i);
-#elif defined(__AVX2__)
-  const std::size_t head = smaller(bytes, (32 - reinterpret_cast<std::uintptr_t>(dst) % 32) % 32);
-  std::memcpy(dst, src, head);
-  std::size_t i = head;
-  for (; i + 32 <= bytes; i += 32)
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(dst + i),
-                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + i)));
-  std::memcpy(dst + i, src + i, bytes - i);
-#else
-  if (bytes) std::memcpy(dst, src, bytes);
-#endif
-}
-
 // Compute c = x + e; returns the largest magnitude.
 template <typename T, std::size_t N>
 typename Real<T>::Bits add_peak(const T* __restrict x, const T* __restrict e, T* __restrict c,
@@ -258,21 +223,20 @@ typename Real<T>::Signed zeros_lost(const T* c, std::size_t m, BlockScale<T> sca
   return peak;
 }
 
-bool quantize8(const void* x, DTypeCode dtype, const void* e, void* lost, std::size_t n, std::uint32_t block,
+bool quantize8(const Source& x, const void* e, void* lost, std::size_t n, std::uint32_t block,
                std::uint8_t* scales, std::uint8_t* q, bool streams) {
   constexpr std::size_t kUsual = 128;
   bool finite = true;
-  with_dtype(dtype, [&]<DTypeCode D>() {
+  with_dtype(x.dtype, [&]<DTypeCode D>() {
     using T = ComputeOf<D>;
     alignas(64) T buffer[kTile], c[kLongestTile], out[kLongestTile];
     BlockScale<T> scale[kLongestTile / kMinBlock];
     typename Real<T>::Bits peaks[kLongestTile / kMinBlock];
     typename Real<T>::Signed largest = 0;
-    const auto* from = static_cast<const std::uint8_t*>(x);
     const std::size_t tile = fused_tile(block);
     for (std::size_t at = 0; at < n; at += tile) {
       const std::size_t m = smaller(tile, n - at), blocks = blocks_of(m, block);
-      const T* values = view<D>(from + at * sizeof(StorageOf<D>), m, buffer);
+      const T* values = values_of<D>(x, at, m, buffer);
       const T* error = static_cast<const T*>(e) + at;
       for (std::size_t b = 0; b < blocks; ++b) {
         const std::size_t i = b * block, len = smaller(block, m - i);
@@ -303,7 +267,7 @@ bool quantize8(const void* x, DTypeCode dtype, const void* e, void* lost, std::s
 }  // namespace
 
 extern const FeedbackKernels feedback_kernels;
-const FeedbackKernels feedback_kernels = {add,  modest,     divide, lose,      average,
-                                          move, accelerate, mask,   quantize8, stream};
+const FeedbackKernels feedback_kernels = {blend, add,        modest, divide,    lose,  average,
+                                          move,  accelerate, mask,   quantize8, stream};
 
 }  // namespace hybridcomp::HC_ISA

@@ -12,23 +12,26 @@ namespace hybridcomp {
 PlainMemory::PlainMemory(std::size_t n, bool wide, std::shared_ptr<Rooms> rooms)
     : Memory(n, wide, std::move(rooms)), error_(zeros()) {}
 
-std::size_t PlainMemory::encode_fused(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
-                                      DTypeCode dtype, std::size_t n, std::size_t start, int ranks,
-                                      int threads, std::uint8_t* out, bool* kept) {
+std::size_t PlainMemory::encode_fused(const Kernels& k, const Encoder& encoder, const Source& x,
+                                      std::size_t n, std::size_t start, int ranks, int threads,
+                                      std::uint8_t* out, bool* kept) {
   const CodecIdentity& codec = encoder.identity;
   const bool blocks = fusible(codec);
-  if (!blocks && !codec.sparse) return 0;
+  if (!blocks && !codec.sparse && !is_sign(codec)) return 0;
   std::uint8_t* const error = at(error_, start);
+  const bool streams = n == n_ && n * size_of(kind()) >= kStreamed;
+  if (is_sign(codec) && !streams)
+    return encode_few_signs(k, codec, x, n, error, ranks, threads, *rooms_, out, kept);
   // An error that is sure to be finite is written in place. A whole array, which no cache may hold, is read
   // once, and the quantizers write its error to an array that takes the state's place.
-  const bool modest = (!blocks || n < n_) && modest_pass(k, x, dtype, error, n, threads);
+  const bool modest = (codec.sparse || n < n_) && modest_pass(k, x, error, n, threads);
   *kept = true;
-  if (!blocks)
-    return modest ? encode_sparse_residual(k, encoder, x, dtype, n, error, ranks, threads, out) : 0;
-  if (modest) return encode_residual(k, codec, x, dtype, n, error, error, ranks, threads, out, kept);
+  if (codec.sparse) return modest ? encode_sparse_residual(k, encoder, x, n, error, ranks, threads, out) : 0;
+  if (modest) return encode_residual(k, codec, x, n, error, error, ranks, threads, out, kept);
   Lease lost = lease(n);
   const std::size_t bytes =
-      encode_residual(k, codec, x, dtype, n, error, lost.data(), ranks, threads, out, kept);
+      is_sign(codec) ? encode_signs(k, codec, x, n, error, lost.data(), ranks, threads, *rooms_, out, kept)
+                     : encode_residual(k, codec, x, n, error, lost.data(), ranks, threads, out, kept);
   if (*kept) replace(error_, lost, n, start);
   return bytes;
 }
@@ -37,13 +40,38 @@ std::size_t PlainMemory::encode(const Kernels& k, const Encoder& encoder, const 
                                 DTypeCode dtype, std::size_t n, std::size_t start, int threads,
                                 std::uint8_t* out) {
   bool kept = false;
-  const std::size_t bytes = encode_fused(k, encoder, x, dtype, n, start, 1, threads, out, &kept);
+  const std::size_t bytes =
+      encode_fused(k, encoder, source(x, dtype, start), n, start, 1, threads, out, &kept);
   return bytes ? bytes : Memory::encode(k, encoder, x, dtype, n, start, threads, out);
 }
 
 void PlainMemory::correct(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, std::size_t n,
                           std::size_t start, int threads, std::uint8_t* out) {
-  add_pass(k, x, dtype, at(error_, start), out, n, false, threads);
+  add_pass(k, source(x, dtype, start), at(error_, start), out, n, false, threads);
+}
+
+// A momentum is of each rank's own data: the owner adds its own, and the sum, which has that of all ranks,
+// gets no more.
+bool PlainMemory::own(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype,
+                      std::size_t n, std::size_t start, int threads, std::uint8_t* sums) {
+  if (!momentum_) return Memory::own(k, encoder, x, dtype, n, start, threads, sums);
+  blend_pass(k, source(x, dtype, start), sums, n, threads);
+  return true;
+}
+
+void PlainMemory::correct_sum(const Kernels& k, std::uint8_t* total, std::size_t n, std::size_t start,
+                              int ranks, int threads) {
+  add_pass(k, {total, kind()}, at(error_, start), total, n, false, threads);
+  divide_pass(k, total, wide_, n, ranks, threads);
+}
+
+void PlainMemory::blend(const std::uint8_t* momentum, double beta) {
+  momentum_ = momentum;
+  beta_ = beta;
+}
+
+Source PlainMemory::source(const std::uint8_t* x, DTypeCode dtype, std::size_t start) const {
+  return {x, dtype, momentum_ ? momentum_ + start * size_of(kind()) : nullptr, beta_};
 }
 
 void PlainMemory::keep(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n,
@@ -62,7 +90,7 @@ std::size_t PlainMemory::encode_sum(const Kernels& k, const Encoder& encoder, st
                                     std::size_t n, std::size_t start, int ranks, int threads,
                                     std::uint8_t* out) {
   bool kept = false;
-  const std::size_t bytes = encode_fused(k, encoder, total, kind(), n, start, ranks, threads, out, &kept);
+  const std::size_t bytes = encode_fused(k, encoder, {total, kind()}, n, start, ranks, threads, out, &kept);
   return bytes ? bytes : Memory::encode_sum(k, encoder, total, n, start, ranks, threads, out);
 }
 
@@ -82,12 +110,13 @@ bool AcceleratedMemory::accelerate(const Kernels& k, const std::uint8_t* x, DTyp
 std::size_t AcceleratedMemory::encode(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
                                       DTypeCode dtype, std::size_t n, std::size_t start, int threads,
                                       std::uint8_t* out) {
-  if (fusible(encoder.identity) || encoder.identity.sparse) {
+  if (fusible(encoder.identity) || encoder.identity.sparse || is_sign(encoder.identity)) {
     const Lease step = lease(n);
     Lease moved = lease(n);
     accelerate(k, x, dtype, n, start, threads, moved.data(), step.data());
     bool kept = false;
-    const std::size_t bytes = encode_fused(k, encoder, step.data(), kind(), n, start, 1, threads, out, &kept);
+    const std::size_t bytes =
+        encode_fused(k, encoder, {step.data(), kind()}, n, start, 1, threads, out, &kept);
     if (bytes && kept) replace(velocity_, moved, n, start);
     if (bytes) return bytes;
   }
@@ -116,12 +145,6 @@ bool AcceleratedMemory::own(const Kernels& k, const Encoder&, const std::uint8_t
   Lease moved = lease(n);
   if (accelerate(k, x, dtype, n, start, threads, moved.data(), sums)) replace(velocity_, moved, n, start);
   return true;
-}
-
-void AcceleratedMemory::correct_sum(const Kernels& k, std::uint8_t* total, std::size_t n, std::size_t start,
-                                    int ranks, int threads) {
-  PlainMemory::correct(k, total, kind(), n, start, threads, total);
-  divide_pass(k, total, wide_, n, ranks, threads);
 }
 
 void AcceleratedMemory::keep_sum(const Kernels& k, const std::uint8_t* corrected, Lease& decoded,
@@ -236,7 +259,7 @@ void MomentumMemory::keep_sum(const Kernels& k, const std::uint8_t* corrected, L
                               std::size_t start, int ranks, int threads) {
   std::uint8_t* const lost = decoded.data();
   if (lose_pass(k, corrected, lost, lost, wide_, n, ranks, threads) &&
-      add_pass(k, at(sum_, start), kind(), lost, lost, n, false, threads))
+      add_pass(k, {at(sum_, start), kind()}, lost, lost, n, false, threads))
     replace(sum_, decoded, n, start);
 }
 

@@ -19,16 +19,27 @@ class PlainMemory : public Memory {
                int threads, std::uint8_t* out) override;
   void keep(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n, std::size_t start,
             double weight, int threads) override;
+  bool own(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype, std::size_t n,
+           std::size_t start, int threads, std::uint8_t* sums) override;
   std::size_t encode_sum(const Kernels& k, const Encoder& encoder, std::uint8_t* total, std::size_t n,
                          std::size_t start, int ranks, int threads, std::uint8_t* out) override;
+  void correct_sum(const Kernels& k, std::uint8_t* total, std::size_t n, std::size_t start, int ranks,
+                   int threads) override;
   RoomPointer state(std::string_view name, bool make) override;
+  bool adds_own() const override { return !momentum_; }
+
+  // Take x for a part of a momentum from now on: what is sent is beta * momentum + (1 - beta) * x, element by
+  // element. `momentum` has all n elements, aligned and of kind(), and stays; null ends it.
+  void blend(const std::uint8_t* momentum, double beta);
 
  protected:
   // Encode x, over `ranks` for a mean, in one pass over memory; returns 0 where there is no kernel for it.
   // `kept` tells whether the residual is now that of this message: all of it is finite.
-  std::size_t encode_fused(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype,
-                           std::size_t n, std::size_t start, int ranks, int threads, std::uint8_t* out,
-                           bool* kept);
+  std::size_t encode_fused(const Kernels& k, const Encoder& encoder, const Source& x, std::size_t n,
+                           std::size_t start, int ranks, int threads, std::uint8_t* out, bool* kept);
+
+  // Return what is sent for x at an element.
+  Source source(const std::uint8_t* x, DTypeCode dtype, std::size_t start) const;
 
   // Do keep(); returns whether all is finite.
   bool keep_finite(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n,
@@ -36,6 +47,8 @@ class PlainMemory : public Memory {
 
  private:
   RoomPointer error_;
+  const std::uint8_t* momentum_ = nullptr;
+  double beta_ = 0;
 };
 
 // Form `ef-sgdm`. State: the residual, and "velocity", of this rank's own data alone.
@@ -53,8 +66,6 @@ class AcceleratedMemory final : public PlainMemory {
   bool corrected(std::size_t n) const override { return moved_ && n == moving_; }
   bool own(const Kernels& k, const Encoder& encoder, const std::uint8_t* x, DTypeCode dtype, std::size_t n,
            std::size_t start, int threads, std::uint8_t* sums) override;
-  void correct_sum(const Kernels& k, std::uint8_t* total, std::size_t n, std::size_t start, int ranks,
-                   int threads) override;
   void keep_sum(const Kernels& k, const std::uint8_t* corrected, Lease& decoded, std::size_t n,
                 std::size_t start, int ranks, int threads) override;
   RoomPointer state(std::string_view name, bool make) override;

@@ -3,15 +3,16 @@
 
 #include "codecs/block/block.hpp"
 #include "codecs/block/message.hpp"
+#include "codecs/common/rooms.hpp"
 #include "codecs/feedback/feedback.hpp"
 #include "codecs/messages/fixed.hpp"
+#include "codecs/sign/sign.hpp"
 
 namespace hybridcomp {
 namespace {
 
 constexpr BlockFormat kStateFormat{kStateBlock, 8, true, false, 0};
 constexpr std::size_t kStep = 2048;  // elements of a state's tile: a multiple of kStateBlock
-constexpr std::size_t kStreamed = std::size_t(4) << 20;  // bytes from which on a residual bypasses the caches
 
 std::size_t scale_bytes(bool wide) { return wide ? 8 : 4; }
 DTypeCode sum_type(bool wide) { return wide ? kFloat64 : kFloat32; }
@@ -85,10 +86,10 @@ std::size_t encode_tiles(const Kernels& k, const CodecIdentity& codec, DTypeCode
 
 }  // namespace
 
-std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const std::uint8_t* x,
-                            DTypeCode dtype, std::size_t n, const std::uint8_t* e, std::uint8_t* lost,
-                            double ranks, int threads, std::uint8_t* out, bool* finite) {
-  const bool wide = dtype == kFloat64;
+std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const Source& x, std::size_t n,
+                            const std::uint8_t* e, std::uint8_t* lost, double ranks, int threads,
+                            std::uint8_t* out, bool* finite) {
+  const bool wide = x.dtype == kFloat64;
   const std::size_t size = scale_bytes(wide);
   const bool streams = n * size >= kStreamed;
   std::atomic<bool> good{true};
@@ -98,8 +99,8 @@ std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const 
         k, {codec.id, sum_type(wide), &prefix, sizeof(prefix)}, n, fused_tile(codec.block), threads, out,
         [&](std::size_t m) { return blocks_of(m, codec.block) * size; }, [](std::size_t m) { return m; },
         [&](std::size_t at, std::size_t m, std::uint8_t* scales, std::uint8_t* q) {
-          if (!k.feedback->quantize8(x + at * size_of(dtype), dtype, e + at * size, lost + at * size, m,
-                                     codec.block, scales, q, streams))
+          if (!k.feedback->quantize8(x.from(at), e + at * size, lost + at * size, m, codec.block, scales, q,
+                                     streams))
             good = false;
         });
     if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -107,9 +108,9 @@ std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const 
     return bytes;
   }
   const std::size_t bytes = encode_tiles(
-      k, codec, dtype, n, threads, out,
+      k, codec, x.dtype, n, threads, out,
       [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* corrected) {
-        k.feedback->add(x + at * size_of(dtype), dtype, e + at * size, corrected, m, false);
+        k.feedback->add(x.from(at), e + at * size, corrected, m, false);
         if (ranks != 1) k.feedback->divide(corrected, wide, m, ranks);
       },
       [&](std::size_t at, std::size_t m, std::uint8_t*, std::uint8_t* corrected, std::uint8_t* decoded) {
@@ -119,6 +120,68 @@ std::size_t encode_residual(const Kernels& k, const CodecIdentity& codec, const 
       });
   if (streams) std::atomic_thread_fence(std::memory_order_seq_cst);  // on this thread; the others have ended
   *finite = good;
+  return bytes;
+}
+
+namespace {
+
+// Write the message of signs; f(at, m, means, bits) encodes stretches of whole blocks.
+template <typename F>
+std::size_t write_signs(const Kernels& k, const CodecIdentity& codec, DTypeCode dtype, std::size_t n,
+                        std::size_t stretch, int threads, std::uint8_t* out, F f) {
+  const bool wide = dtype == kFloat64;
+  const QuantizePrefix prefix{codec.block, 0};
+  return write_fixed(
+      k, {codec.id, sum_type(wide), &prefix, sizeof(prefix)}, n, stretch, threads, out,
+      [&](std::size_t e) { return blocks_of(e, codec.block) * scale_bytes(wide); },
+      [](std::size_t e) { return (e + 7) / 8; }, f);
+}
+
+}  // namespace
+
+std::size_t encode_signs(const Kernels& k, const CodecIdentity& codec, const Source& x, std::size_t n,
+                         const std::uint8_t* e, std::uint8_t* lost, double ranks, int threads, Rooms& rooms,
+                         std::uint8_t* out, bool* finite) {
+  // Blocks between whose two passes the other blocks' lie: the first and the last of a stretch have none.
+  constexpr std::size_t kBlocks = 16;
+  const std::size_t size = scale_bytes(x.dtype == kFloat64);
+  std::atomic<bool> good{true};
+  const std::size_t bytes =
+      write_signs(k, codec, x.dtype, n, kBlocks * codec.block, threads, out,
+                  [&](std::size_t at, std::size_t m, std::uint8_t* means, std::uint8_t* bits) {
+                    const Lease room(rooms, 2 * codec.block * size);
+                    if (!k.sign->residual({x.from(at), e + at * size, ranks}, m, codec.block, room.data(),
+                                          lost + at * size, means, bits))
+                      good = false;
+                  });
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // on this thread; the others have ended
+  *finite = good;
+  return bytes;
+}
+
+std::size_t encode_few_signs(const Kernels& k, const CodecIdentity& codec, const Source& x, std::size_t n,
+                             std::uint8_t* e, double ranks, int threads, Rooms& rooms, std::uint8_t* out,
+                             bool* finite) {
+  const bool wide = x.dtype == kFloat64;
+  const std::size_t size = scale_bytes(wide), block = codec.block;
+  const Lease corrected(rooms, n * size);
+  std::atomic<bool> modest{true}, good{true};
+  const std::size_t bytes =
+      write_signs(k, codec, x.dtype, n, block, threads, out,
+                  [&](std::size_t at, std::size_t m, std::uint8_t* means, std::uint8_t* bits) {
+                    if (!k.sign->correct({x.from(at), e + at * size, ranks}, m, codec.block,
+                                         corrected.data() + at * size, means, bits))
+                      modest = false;
+                  });
+  const std::uint8_t* const means = out + sizeof(Header) + sizeof(QuantizePrefix);
+  std::uint8_t* const to = modest ? e : corrected.data();  // what is not finite must not get there
+  split(n, block, ranges_of(n, block, threads), [&](int, std::size_t begin, std::size_t end) {
+    if (!k.sign->lose(corrected.data() + begin * size, means + begin / block * size, wide, end - begin,
+                      codec.block, ranks, to + begin * size))
+      good = false;
+  });
+  *finite = good;
+  if (good && !modest) std::memcpy(e, to, n * size);
   return bytes;
 }
 
@@ -132,7 +195,7 @@ std::size_t encode_average(const Kernels& k, const CodecIdentity& codec, const s
       k, codec, dtype, n, threads, out,
       [&](std::size_t at, std::size_t m, std::uint8_t* e, std::uint8_t* corrected) {
         window.read(start + at, m, e);
-        k.feedback->add(x + at * size_of(dtype), dtype, e, corrected, m, false);
+        k.feedback->add(Source{x, dtype}.from(at), e, corrected, m, false);
       },
       [&](std::size_t at, std::size_t m, std::uint8_t* e, std::uint8_t* corrected, std::uint8_t* decoded) {
         if (!k.feedback->average(corrected, decoded, e, wide, m, 1.0, beta)) good = false;
@@ -155,8 +218,8 @@ void correct_average(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, s
       const std::size_t m = std::min(kStep, window.first + end - at);
       const std::size_t low = std::max(at, start), high = std::min(at + m, start + n);
       window.read(at, m, e);
-      k.feedback->add(x + (low - start) * size_of(dtype), dtype, e + (low - at) * size,
-                      out + (low - start) * size, high - low, false);
+      k.feedback->add(Source{x, dtype}.from(low - start), e + (low - at) * size, out + (low - start) * size,
+                      high - low, false);
     }
   });
 }

@@ -20,19 +20,27 @@ bool all_of(std::size_t n, int threads, F f) {
   return all;
 }
 
-inline bool add_pass(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, const std::uint8_t* e,
-                     std::uint8_t* out, std::size_t n, bool subtract, int threads) {
-  const std::size_t size = dtype == kFloat64 ? 8 : 4;
-  return all_of(n, threads, [&](std::size_t at, std::size_t m) {
-    return k.feedback->add(x + at * size_of(dtype), dtype, e + at * size, out + at * size, m, subtract);
+inline void blend_pass(const Kernels& k, const Source& x, std::uint8_t* out, std::size_t n, int threads) {
+  const std::size_t size = x.dtype == kFloat64 ? 8 : 4;
+  all_of(n, threads, [&](std::size_t at, std::size_t m) {
+    k.feedback->blend(x.from(at), out + at * size, m);
+    return true;
   });
 }
 
-inline bool modest_pass(const Kernels& k, const std::uint8_t* x, DTypeCode dtype, const std::uint8_t* e,
-                        std::size_t n, int threads) {
-  const std::size_t size = dtype == kFloat64 ? 8 : 4;
+inline bool add_pass(const Kernels& k, const Source& x, const std::uint8_t* e, std::uint8_t* out,
+                     std::size_t n, bool subtract, int threads) {
+  const std::size_t size = x.dtype == kFloat64 ? 8 : 4;
   return all_of(n, threads, [&](std::size_t at, std::size_t m) {
-    return k.feedback->modest(x + at * size_of(dtype), dtype, e + at * size, m);
+    return k.feedback->add(x.from(at), e + at * size, out + at * size, m, subtract);
+  });
+}
+
+inline bool modest_pass(const Kernels& k, const Source& x, const std::uint8_t* e, std::size_t n,
+                        int threads) {
+  const std::size_t size = x.dtype == kFloat64 ? 8 : 4;
+  return all_of(n, threads, [&](std::size_t at, std::size_t m) {
+    return k.feedback->modest(x.from(at), e + at * size, m);
   });
 }
 

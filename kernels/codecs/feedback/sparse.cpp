@@ -8,12 +8,11 @@
 
 namespace hybridcomp {
 
-std::size_t encode_sparse_residual(const Kernels& k, const Encoder& encoder, const std::uint8_t* x,
-                                   DTypeCode dtype, std::size_t n, std::uint8_t* e, double ranks, int threads,
-                                   std::uint8_t* out) {
+std::size_t encode_sparse_residual(const Kernels& k, const Encoder& encoder, const Source& x, std::size_t n,
+                                   std::uint8_t* e, double ranks, int threads, std::uint8_t* out) {
   constexpr std::size_t kStep = 2048;
   alignas(64) static constexpr std::uint8_t kZeros[kStep * sizeof(double)] = {};
-  const bool wide = dtype == kFloat64;
+  const bool wide = x.dtype == kFloat64;
   const DTypeCode type = wide ? kFloat64 : kFloat32;
   const std::size_t size = size_of(type);
   const auto each = [&](auto f) {
@@ -22,7 +21,7 @@ std::size_t encode_sparse_residual(const Kernels& k, const Encoder& encoder, con
     });
   };
   each([&](std::size_t at, std::size_t m) {
-    k.feedback->add(x + at * size_of(dtype), dtype, e + at * size, e + at * size, m, false);
+    k.feedback->add(x.from(at), e + at * size, e + at * size, m, false);
     if (ranks != 1) k.feedback->divide(e + at * size, wide, m, ranks);
   });
   const std::size_t bytes = encoder.write(k, e, type, n, threads, out);

@@ -15,7 +15,7 @@ struct CodecIdentity {
   CodecId id = {};
 
   // Bits of an integer and elements of a block, if messages hold blocks' integers and scales, and nothing
-  // more. Else 0.
+  // more; 1 bit: their signs and means (codecs/sign). Else 0.
   int bits = 0;
   std::uint32_t block = 0;
 

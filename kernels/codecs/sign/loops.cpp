@@ -1,7 +1,7 @@
 // The sign quantizer; compiled once per instruction set.
 #include "hybridcomp/sign.hpp"
 
-#include "codecs/common/tile.hpp"
+#include "codecs/feedback/tile.hpp"
 #include "codecs/sign/sign.hpp"
 
 namespace hybridcomp::HC_ISA {
@@ -127,6 +127,18 @@ void encode_part(const T* x, std::size_t m, Sums<T>& lanes, std::uint8_t* bits) 
   lanes = sums;
 }
 
+// Write the mean of a block of m values; return it.
+template <typename T>
+T put_mean(const Sums<T>& sums, std::size_t m, std::uint8_t* means) {
+  T lanes[kLanes];
+  std::memcpy(lanes, &sums, sizeof(lanes));
+  for (std::size_t width = kLanes / 2; width; width /= 2)
+    for (std::size_t j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+  const T mean = sign_mean(lanes[0], static_cast<std::uint32_t>(m));
+  std::memcpy(means, &mean, sizeof(T));
+  return mean;
+}
+
 template <DTypeCode D>
 void encode_all(const std::uint8_t* src, std::size_t n, std::size_t block, std::uint8_t* means,
                 std::uint8_t* bits) {
@@ -139,12 +151,7 @@ void encode_all(const std::uint8_t* src, std::size_t n, std::size_t block, std::
       const std::size_t len = smaller(kTile, m - i);
       encode_part(view<D>(src + (at + i) * sizeof(StorageOf<D>), len, buffer), len, sums, bits + i / 8);
     }
-    T lanes[kLanes];
-    std::memcpy(lanes, &sums, sizeof(lanes));
-    for (std::size_t width = kLanes / 2; width; width /= 2)
-      for (std::size_t j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-    const T mean = sign_mean(lanes[0], static_cast<std::uint32_t>(m));
-    std::memcpy(means, &mean, sizeof(T));
+    put_mean(sums, m, means);
     bits += (m + 7) / 8;
   }
 }
@@ -211,9 +218,255 @@ void decode(const std::uint8_t* means, const std::uint8_t* bits, bool wide, std:
     decode_all<float>(means, bits, n, block, to, out_dtype, add);
 }
 
+// -- with error feedback -----------------------------------------------------------------------------------
+
+// Values of a tile, in their computing type; momentum is null where there is none.
+template <typename T>
+struct Tile {
+  const T *x, *momentum, *e;
+  T beta, rest, ranks;
+};
+
+// Return elements at .. at + m of a source, m <= kTile. x is read as it is, or converted to `buffer`.
+template <DTypeCode D>
+Tile<ComputeOf<D>> tile_of(const CorrectedSource& source, std::size_t at, std::size_t m,
+                           ComputeOf<D>* buffer) {
+  using T = ComputeOf<D>;
+  const Source& from = source.x;
+  const T* const momentum = reinterpret_cast<const T*>(from.momentum);
+  return {view<D>(from.x + at * sizeof(StorageOf<D>), m, buffer),
+          momentum ? momentum + at : nullptr,
+          static_cast<const T*>(source.e) + at,
+          static_cast<T>(from.beta),
+          static_cast<T>(1 - from.beta),
+          static_cast<T>(source.ranks)};
+}
+
+template <typename T>
+typename Vector<T>::Type load(const T* x) {
+  typename Vector<T>::Type v;
+  std::memcpy(&v, x, sizeof(v));
+  return v;
+}
+
+// Correct sixteen values from element i on, write them to c, and add their terms.
+template <bool Blends, bool Divides, typename T>
+inline void correct_lanes(const Tile<T> tile, std::size_t i, T* c, Sums<T>& sums,
+                          typename Vector<T>::Bits& peak) {
+  for (std::size_t r = 0; r < Sums<T>::kRegisters; ++r) {
+    const std::size_t at = i + r * (kRegister / sizeof(T));
+    typename Vector<T>::Type v = load(tile.x + at);
+    if constexpr (Blends) v = tile.beta * load(tile.momentum + at) + tile.rest * v;
+    v = v + load(tile.e + at);
+    auto bits = reinterpret_cast<typename Vector<T>::Bits>(v);
+    const auto whole = bits & static_cast<typename Real<T>::Signed>(Real<T>::kMagnitude);
+    peak = whole > peak ? whole : peak;
+    if constexpr (Divides) v = v / tile.ranks;
+    std::memcpy(c + at, &v, sizeof(v));
+  }
+  add_terms(c + i, sums);
+}
+
+// Encode m corrected values, which are written to c; m is a multiple of 16 unless the block ends.
+template <bool Blends, bool Divides, typename T>
+void correct_part(const Tile<T> tile, std::size_t m, T* c, Sums<T>& lanes, std::uint8_t* bits,
+                  typename Vector<T>::Bits& largest) {
+  Sums<T> sums = lanes;
+  auto peak = largest;
+  std::size_t i = 0;
+  for (; i + kLanes <= m; i += kLanes) {
+    correct_lanes<Blends, Divides>(tile, i, c, sums, peak);
+    const std::uint16_t word = static_cast<std::uint16_t>(signs_of(c + i));
+    std::memcpy(bits + i / 8, &word, 2);
+  }
+  if (i < m) {
+    T x[kLanes] = {}, e[kLanes] = {}, momentum[kLanes] = {}, rest[kLanes];
+    const std::size_t bytes = (m - i) * sizeof(T);
+    std::memcpy(x, tile.x + i, bytes);
+    std::memcpy(e, tile.e + i, bytes);
+    if constexpr (Blends) std::memcpy(momentum, tile.momentum + i, bytes);
+    correct_lanes<Blends, Divides>(Tile<T>{x, momentum, e, tile.beta, tile.rest, tile.ranks}, 0, rest, sums,
+                                   peak);
+    std::memcpy(c + i, rest, bytes);
+    const std::uint16_t word = static_cast<std::uint16_t>(signs_of(rest));
+    std::memcpy(bits + i / 8, &word, (m - i + 7) / 8);
+  }
+  lanes = sums;
+  largest = peak;
+}
+
+// The sums of a block's terms, and the largest magnitude of all blocks.
+template <typename T>
+struct Found {
+  Sums<T> sums;
+  typename Vector<T>::Bits peak = {};
+
+  bool modest() const {
+    typename Real<T>::Signed of[kRegister / sizeof(T)], most = 0;
+    std::memcpy(of, &peak, sizeof(of));
+    for (const auto one : of) most = one > most ? one : most;
+    return is_modest<T>(most);
+  }
+};
+
+// Encode elements at .. at + m of a source, m <= kTile, and write the corrected values to c.
+template <DTypeCode D>
+void correct_tile(const CorrectedSource& source, std::size_t at, std::size_t m, ComputeOf<D>* c,
+                  Found<ComputeOf<D>>& found, std::uint8_t* bits) {
+  using T = ComputeOf<D>;
+  alignas(64) T buffer[kTile];
+  const Tile<T> tile = tile_of<D>(source, at, m, buffer);
+  const auto run = [&]<bool Blends, bool Divides>() {
+    correct_part<Blends, Divides>(tile, m, c, found.sums, bits, found.peak);
+  };
+  if (tile.ranks == T(1))
+    tile.momentum ? run.template operator()<true, false>() : run.template operator()<false, false>();
+  else
+    tile.momentum ? run.template operator()<true, true>() : run.template operator()<false, true>();
+}
+
+// Write past the caches, to memory that is aligned to a register.
+template <typename V>
+inline void stream_register(void* to, V v) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(static_cast<__m512i*>(to), reinterpret_cast<__m512i>(v));
+#elif defined(__AVX2__)
+  _mm256_stream_si256(static_cast<__m256i*>(to), reinterpret_cast<__m256i>(v));
+#else
+  std::memcpy(to, &v, sizeof(v));
+#endif
+}
+
+// out = (c - decoded) * ranks; returns the largest magnitude. The decoded value has the sign of c.
+template <bool Streams, typename T>
+typename Real<T>::Signed lose_part(const T* c, T mean, T ranks, std::size_t m, T* out) {
+  using Bits = typename Vector<T>::Bits;
+  using Signed = typename Real<T>::Signed;
+  constexpr std::size_t kMany = kRegister / sizeof(T);
+  const auto positive = static_cast<Signed>(bits_of(mean));
+  const auto sign = static_cast<Signed>(~Real<T>::kMagnitude),
+             magnitudes = static_cast<Signed>(Real<T>::kMagnitude);
+  Bits peaks = {};
+  const auto lost = [&](typename Vector<T>::Type v) {
+    const auto decoded = (reinterpret_cast<Bits>(v) & sign) ^ positive;
+    v = (v - reinterpret_cast<typename Vector<T>::Type>(decoded)) * ranks;
+    const auto whole = reinterpret_cast<Bits>(v) & magnitudes;
+    peaks = whole > peaks ? whole : peaks;
+    return v;
+  };
+  std::size_t i = 0;
+  for (; i + kMany <= m; i += kMany) {
+    const auto v = lost(load(c + i));
+    if constexpr (Streams)
+      stream_register(out + i, v);
+    else
+      std::memcpy(out + i, &v, sizeof(v));
+  }
+  if (i < m) {
+    T rest[kMany];
+    for (std::size_t j = 0; j < kMany; ++j) rest[j] = i + j < m ? c[i + j] : mean;  // which loses nothing
+    const auto v = lost(load(rest));
+    std::memcpy(out + i, &v, (m - i) * sizeof(T));
+  }
+  Signed of[kMany], most = 0;
+  std::memcpy(of, &peaks, sizeof(of));
+  for (const auto one : of) most = one > most ? one : most;
+  return most;
+}
+
+bool correct(const CorrectedSource& source, std::size_t n, std::uint32_t block, void* corrected,
+             std::uint8_t* means, std::uint8_t* bits) {
+  bool modest = true;
+  with_dtype(source.x.dtype, [&]<DTypeCode D>() {
+    using T = ComputeOf<D>;
+    Found<T> found;
+    for (std::size_t at = 0; at < n; at += block, means += sizeof(T)) {
+      const std::size_t m = smaller(block, n - at);
+      found.sums = {};
+      for (std::size_t i = 0; i < m; i += kTile)
+        correct_tile<D>(source, at + i, smaller(kTile, m - i), static_cast<T*>(corrected) + at + i, found,
+                        bits + i / 8);
+      put_mean(found.sums, m, means);
+      bits += (m + 7) / 8;
+    }
+    modest = found.modest();
+  });
+  return modest;
+}
+
+template <typename T>
+bool lose_all(const T* corrected, const std::uint8_t* means, std::size_t n, std::size_t block, T ranks,
+              T* lost) {
+  typename Real<T>::Signed peak = 0;
+  for (std::size_t at = 0; at < n; at += block, means += sizeof(T)) {
+    T mean;
+    std::memcpy(&mean, means, sizeof(T));
+    const auto most = lose_part<false>(corrected + at, mean, ranks, smaller(block, n - at), lost + at);
+    peak = most > peak ? most : peak;
+  }
+  return is_finite<T>(peak);
+}
+
+bool lose(const void* corrected, const std::uint8_t* means, bool wide, std::size_t n, std::uint32_t block,
+          double ranks, void* lost) {
+  if (wide)
+    return lose_all(static_cast<const double*>(corrected), means, n, block, ranks,
+                    static_cast<double*>(lost));
+  return lose_all(static_cast<const float*>(corrected), means, n, block, static_cast<float>(ranks),
+                  static_cast<float*>(lost));
+}
+
+// While a block is read and corrected, the error of the one before it is written: memory is read and written
+// all the while.
+template <DTypeCode D>
+bool residual_of(const CorrectedSource& source, std::size_t n, std::size_t block, ComputeOf<D>* room,
+                 ComputeOf<D>* lost, std::uint8_t* means, std::uint8_t* bits) {
+  using T = ComputeOf<D>;
+  const bool streams =
+      block * sizeof(T) % kRegister == 0 && reinterpret_cast<std::uintptr_t>(lost) % kRegister == 0;
+  typename Real<T>::Signed peak = 0;
+  T mean = 0;
+  std::size_t before = 0;  // elements of the block before
+  Found<T> found;
+  for (std::size_t at = 0; at < n || before; at += block) {
+    const std::size_t m = at < n ? smaller(block, n - at) : 0, most = m > before ? m : before;
+    T* const now = room + at / block % 2 * block;
+    T* const last = room + (at / block + 1) % 2 * block;
+    found.sums = {};
+    for (std::size_t i = 0; i < most; i += kTile) {
+      if (i < m) correct_tile<D>(source, at + i, smaller(kTile, m - i), now + i, found, bits + i / 8);
+      if (i < before) {
+        const std::size_t len = smaller(kTile, before - i);
+        T* const to = lost + at - block + i;
+        const T ranks = static_cast<T>(source.ranks);
+        const auto largest = streams ? lose_part<true>(last + i, mean, ranks, len, to)
+                                     : lose_part<false>(last + i, mean, ranks, len, to);
+        peak = largest > peak ? largest : peak;
+      }
+    }
+    if (m) {
+      mean = put_mean(found.sums, m, means);
+      means += sizeof(T);
+      bits += (m + 7) / 8;
+    }
+    before = m;
+  }
+  return is_finite<T>(peak);
+}
+
+bool residual(const CorrectedSource& source, std::size_t n, std::uint32_t block, void* room, void* lost,
+              std::uint8_t* means, std::uint8_t* bits) {
+  bool finite = true;
+  with_dtype(source.x.dtype, [&]<DTypeCode D>() {
+    using T = ComputeOf<D>;
+    finite = residual_of<D>(source, n, block, static_cast<T*>(room), static_cast<T*>(lost), means, bits);
+  });
+  return finite;
+}
+
 }  // namespace
 
 extern const SignKernels sign_kernels;
-const SignKernels sign_kernels = {encode, decode};
+const SignKernels sign_kernels = {encode, decode, correct, lose, residual};
 
 }  // namespace hybridcomp::HC_ISA

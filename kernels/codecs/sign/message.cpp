@@ -18,7 +18,7 @@ std::size_t payload_bytes(std::size_t n, DTypeCode dtype, std::uint32_t block) {
 Encoder make(CodecId id, const Parameters& parameters) {
   const auto block = parameters.whole<std::uint32_t>("block", kMinBlock, kMaxBlock);
   if (!valid_block(block)) Parameters::refuse("block", "a multiple of 8");
-  return {{id},
+  return {{.id = id, .bits = 1, .block = block},
           [=](std::size_t n, DTypeCode dtype) { return sizeof(Header) + payload_bytes(n, dtype, block); },
           [=](const Kernels& k, const std::uint8_t* src, DTypeCode dtype, std::size_t n, int threads,
               std::uint8_t* out) {

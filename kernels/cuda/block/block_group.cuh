@@ -28,8 +28,8 @@ struct Form {
 };
 
 // Write the payload's prefix, by one thread of the grid. Null where no message is written (a state).
-HC_DEVICE void write_prefix(uint8_t* prefix, const Form& form) {
-  if (!prefix || global_thread() != 0) return;
+HC_DEVICE void write_prefix(uint8_t* prefix, const Form& form, Grid grid = whole_grid()) {
+  if (!prefix || grid.thread() != 0) return;
   uint32_t* words = reinterpret_cast<uint32_t*>(prefix);
   words[0] = form.block;
   words[1] = form.flags & (kAffine | kHadamard);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "block/block_group.cuh"
+#include "common/table.cuh"
 
 namespace hybridcomp {
 namespace {
@@ -21,11 +22,16 @@ struct Place {
   uint32_t lane;    // this lane's number among those
   uint32_t each;    // blocks of a warp at a time
   uint32_t stride;  // elements between a lane's quads
+  Grid grid;
 
-  HC_METHOD explicit Place(uint32_t block)
-      : lanes(block / (4 * Quads)), lane(threadIdx.x & (lanes - 1)), each(32 / lanes), stride(4 * lanes) {}
-  HC_METHOD uint64_t first() const { return global_thread() / 32 * each; }
-  HC_METHOD uint64_t step() const { return global_threads() / 32 * each; }
+  HC_METHOD explicit Place(uint32_t block, Grid blocks = whole_grid())
+      : lanes(block / (4 * Quads)),
+        lane(threadIdx.x & (lanes - 1)),
+        each(32 / lanes),
+        stride(4 * lanes),
+        grid(blocks) {}
+  HC_METHOD uint64_t first() const { return grid.thread() / 32 * each; }
+  HC_METHOD uint64_t step() const { return grid.threads() / 32 * each; }
   HC_METHOD uint64_t own(uint64_t b) const { return b + (threadIdx.x & 31) / lanes; }
 };
 
@@ -77,11 +83,11 @@ HC_DEVICE uint32_t word_of(const T (*x)[4], int w, T inverse) {
 }
 
 template <int Quads, typename Source>
-HC_DEVICE void encode_plain(const Source& source, const Form& form, uint64_t n, uint8_t* scales,
+HC_DEVICE void encode_plain(Grid grid, const Source& source, const Form& form, uint64_t n, uint8_t* scales,
                             uint8_t* packed) {
   using T = typename Source::T;
   const uint32_t block = form.block;
-  const Place<Quads> place(block);
+  const Place<Quads> place(block, grid);
   const uint64_t whole = n / block;
   for (uint64_t begin = place.first(); begin < whole; begin += place.step()) {
     const uint64_t own = place.own(begin);
@@ -122,7 +128,7 @@ HC_DEVICE void encode_plain(const Source& source, const Form& form, uint64_t n, 
     }
   }
   // The last warp, which has the least to do, encodes the last block if it is short.
-  if (n % block && global_thread() / 32 + 1 == global_threads() / 32)
+  if (n % block && grid.thread() / 32 + 1 == grid.threads() / 32)
     encode_by_lanes(source, form, n, whole, scales, packed, threadIdx.x & 31, 32);
 }
 
@@ -158,14 +164,14 @@ HC_DEVICE void values_of(const uint32_t* words, int i, T scale, T* out) {
 }
 
 template <typename T, DTypeCode D, bool Add>
-HC_DEVICE void decode_plain(const uint8_t* scales, const uint8_t* packed, uint64_t n, uint32_t block,
-                            void* to, const uint32_t* status) {
+HC_DEVICE void decode_plain(Grid grid, const uint8_t* scales, const uint8_t* packed, uint64_t n,
+                            uint32_t block, void* to, const uint32_t* status) {
   if (*status) return;
   StorageOf<D>* const out = static_cast<StorageOf<D>*>(to);
   const bool wide = takes_quads<D>(out);
   const Part part(block);
   const uint64_t whole = n / block;
-  for (uint64_t i = global_thread(); i < whole << part.shift; i += global_threads()) {
+  for (uint64_t i = grid.thread(); i < whole << part.shift; i += grid.threads()) {
     const uint64_t b = part.block_of(i);
     const uint32_t lane = part.lane_of(i);
     const T scale = reinterpret_cast<const T*>(scales)[b];
@@ -180,7 +186,7 @@ HC_DEVICE void decode_plain(const uint8_t* scales, const uint8_t* packed, uint64
     }
   }
   const Values<T> values(scales, packed, n, block, false);
-  for (uint64_t i = whole * block + global_thread(); i < n; i += global_threads())
+  for (uint64_t i = whole * block + grid.thread(); i < n; i += grid.threads())
     put<D, Add>(out + i, values.at(i));
 }
 
@@ -192,15 +198,15 @@ struct Messages {
 };
 
 template <typename T>
-HC_DEVICE void sum_plain(const Messages& messages, uint32_t peers, uint64_t n, uint32_t block, T* acc,
-                         const uint32_t* status) {
+HC_DEVICE void sum_plain(Grid grid, const Messages& messages, uint32_t peers, uint64_t n, uint32_t block,
+                         T* acc, const uint32_t* status) {
   if (*status) return;
   constexpr DTypeCode kType = sizeof(T) == 8 ? kFloat64 : kFloat32;
   constexpr int kTogether = 4;
   const bool wide = takes_quads<kType>(acc);
   const Part part(block);
   const uint64_t whole = n / block, packed_at = (n + block - 1) / block * sizeof(T);
-  for (uint64_t i = global_thread(); i < whole << part.shift; i += global_threads()) {
+  for (uint64_t i = grid.thread(); i < whole << part.shift; i += grid.threads()) {
     const uint64_t b = part.block_of(i);
     const uint32_t lane = part.lane_of(i);
     T* const here = acc + b * block + 4 * lane;
@@ -234,7 +240,7 @@ HC_DEVICE void sum_plain(const Messages& messages, uint32_t peers, uint64_t n, u
 #pragma unroll
     for (int quad = 0; quad < 4; ++quad) put_quad<kType, false>(here + quad * part.stride, wide, sums[quad]);
   }
-  for (uint64_t i = whole * block + global_thread(); i < n; i += global_threads()) {
+  for (uint64_t i = whole * block + grid.thread(); i < n; i += grid.threads()) {
     T sum = acc[i];
 #pragma unroll
     for (int p = 0; p < kMostPeers; ++p) {

@@ -47,8 +47,17 @@ HC_DEVICE void fail(uint32_t* status, Status code) {
   atomicCAS(reinterpret_cast<unsigned int*>(status), 0u, static_cast<unsigned int>(code));
 }
 
-HC_DEVICE uint64_t global_thread() { return static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
-HC_DEVICE uint64_t global_threads() { return static_cast<uint64_t>(gridDim.x) * blockDim.x; }
+// The blocks that share a call's work: all of a launch, or some of one with several calls (table.cuh).
+struct Grid {
+  uint32_t block;   // this block's number among them
+  uint32_t blocks;  // their number
+
+  HC_METHOD uint64_t thread() const { return static_cast<uint64_t>(block) * blockDim.x + threadIdx.x; }
+  HC_METHOD uint64_t threads() const { return static_cast<uint64_t>(blocks) * blockDim.x; }
+};
+HC_DEVICE Grid whole_grid() { return {blockIdx.x, gridDim.x}; }
+HC_DEVICE uint64_t global_thread() { return whole_grid().thread(); }
+HC_DEVICE uint64_t global_threads() { return whole_grid().threads(); }
 
 template <typename T>
 HC_DEVICE bool aligned_to(const void* p, T bytes) {

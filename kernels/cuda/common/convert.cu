@@ -1,6 +1,7 @@
 // Conversions between the four floating-point types: the codecs `none`, `fp16` and `bf16`, sums'
 // accumulators.
 #include "common/elements.cuh"
+#include "common/table.cuh"
 
 namespace hybridcomp {
 namespace {
@@ -9,7 +10,7 @@ constexpr int kThreads = 256;
 constexpr int kEach = 4;  // elements of a thread at a time
 
 template <DTypeCode S, DTypeCode D, bool Add>
-HC_DEVICE void convert(const void* from, void* to, uint64_t n, const uint32_t* status) {
+HC_DEVICE void convert(Grid grid, const void* from, void* to, uint64_t n, const uint32_t* status) {
   if (*status) return;
   const StorageOf<S>* src = static_cast<const StorageOf<S>*>(from);
   StorageOf<D>* dst = static_cast<StorageOf<D>*>(to);
@@ -18,33 +19,40 @@ HC_DEVICE void convert(const void* from, void* to, uint64_t n, const uint32_t* s
                                                                            : sizeof(StorageOf<D>));
   const bool packs = aligned_to(src, kWide < 16 ? kWide : 16) && aligned_to(dst, kWide < 16 ? kWide : 16);
   const uint64_t whole = packs ? n / kEach : 0;
-  for (uint64_t i = global_thread(); i < whole; i += global_threads()) {
+  for (uint64_t i = grid.thread(); i < whole; i += grid.threads()) {
     ComputeOf<S> values[kEach];
     load_pack<S, kEach>(src + i * kEach, values);
     put_pack<D, Add, kEach>(dst + i * kEach, values);
   }
-  for (uint64_t i = whole * kEach + global_thread(); i < n; i += global_threads())
+  for (uint64_t i = whole * kEach + grid.thread(); i < n; i += grid.threads())
     put<D, Add>(dst + i, loaded<S>(src[i]));
+}
+
+// Copy bytes, NaN payloads too, unless a message was found to be damaged.
+HC_DEVICE void copy_unless_damaged(Grid grid, const uint8_t* src, uint8_t* dst, uint64_t n,
+                                   const uint32_t* status) {
+  if (*status) return;
+  const uint64_t whole = aligned_to(src, 16) && aligned_to(dst, 16) ? n / 16 : 0;
+  for (uint64_t i = grid.thread(); i < whole; i += grid.threads())
+    reinterpret_cast<uint4*>(dst)[i] = reinterpret_cast<const uint4*>(src)[i];
+  for (uint64_t i = whole * 16 + grid.thread(); i < n; i += grid.threads()) dst[i] = src[i];
 }
 
 }  // namespace
 
-// Copy bytes, NaN payloads too, unless a message was found to be damaged.
 HC_KERNEL(kThreads) copy_bytes(const uint8_t* src, uint8_t* dst, uint64_t n, const uint32_t* status) {
-  if (*status) return;
-  const uint64_t whole = aligned_to(src, 16) && aligned_to(dst, 16) ? n / 16 : 0;
-  for (uint64_t i = global_thread(); i < whole; i += global_threads())
-    reinterpret_cast<uint4*>(dst)[i] = reinterpret_cast<const uint4*>(src)[i];
-  for (uint64_t i = whole * 16 + global_thread(); i < n; i += global_threads()) dst[i] = src[i];
+  copy_unless_damaged(whole_grid(), src, dst, n, status);
 }
+HC_TABLE_FORM(kThreads, copy_bytes, copy_unless_damaged)
 
 }  // namespace hybridcomp
 
 #define HC_CONVERT(name, S, D, Add)                                                \
   HC_KERNEL(hybridcomp::kThreads)                                                  \
   name(const void* src, void* dst, std::uint64_t n, const std::uint32_t* status) { \
-    hybridcomp::convert<S, D, Add>(src, dst, n, status);                           \
-  }
+    hybridcomp::convert<S, D, Add>(hybridcomp::whole_grid(), src, dst, n, status); \
+  }                                                                                \
+  HC_TABLE_FORM(hybridcomp::kThreads, name, hybridcomp::convert<S, D, Add>)
 #define HC_CONVERT_FROM(s, S)                                      \
   HC_CONVERT(convert_##s##_f32, S, hybridcomp::kFloat32, false)    \
   HC_CONVERT(convert_##s##_f64, S, hybridcomp::kFloat64, false)    \

@@ -153,7 +153,8 @@ HC_DEVICE uint32_t crc_few(const uint8_t* bytes, uint32_t count) {
 // Return the share of this block's part of `length` bytes at any address, in all threads of its first warp;
 // fills `shared`. The block has kCrcThreads threads. The CRC begins at zero, without the inversions at either
 // end. Rows end with the last whole 16 bytes: the first row has zeros before the data, which change nothing.
-HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, CrcShared* shared) {
+HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, CrcShared* shared,
+                             Grid grid = whole_grid()) {
   constexpr CrcPowers kPower = crc_powers();
   const uint64_t before = (0 - reinterpret_cast<uint64_t>(begin_of_data)) & 15;  // the first aligned byte
   const uint32_t lead = static_cast<uint32_t>(before < length ? before : length);
@@ -162,7 +163,7 @@ HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, CrcS
   const uint32_t tail = static_cast<uint32_t>(size % 16);
   const uint32_t thread = threadIdx.x, lane = thread & 31u, warp = thread / 32;
   const uint64_t rows = (whole + kCrcThreads - 1) / kCrcThreads, absent = rows * kCrcThreads - whole;
-  const uint64_t each = rows / gridDim.x, more = rows % gridDim.x, block = blockIdx.x;
+  const uint64_t each = rows / grid.blocks, more = rows % grid.blocks, block = grid.block;
   const uint64_t begin = block * each + (block < more ? block : more);
   const uint64_t end = begin + each + (block < more ? 1 : 0);
   const uint64_t place = begin * kCrcThreads + thread;  // counted with the absent words
@@ -201,7 +202,7 @@ HC_DEVICE uint32_t crc_share(const uint8_t* begin_of_data, uint64_t length, CrcS
   sum = lane < kCrcThreads / 32 ? shared->sums[lane] : 0;
   for (int distance = 16; distance; distance /= 2) sum ^= __shfl_xor_sync(kFullWarp, sum, distance);
   uint32_t share = crc_multiply(shared->after, sum);
-  if (block + 1 == gridDim.x && tail) share ^= crc_few(data + whole * 16, tail);
+  if (block + 1 == grid.blocks && tail) share ^= crc_few(data + whole * 16, tail);
   if (block == 0 && lead) share ^= crc_multiply(crc_zeros(size), crc_few(begin_of_data, lead));
   return share;
 }

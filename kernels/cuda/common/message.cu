@@ -1,6 +1,7 @@
 // Headers of messages in device memory: written before a payload that a codec's kernels left there, and
 // checked before a decoder reads one.
 #include "common/message.cuh"
+#include "common/table.cuh"
 
 namespace hybridcomp {
 namespace {
@@ -28,19 +29,17 @@ HC_DEVICE uint64_t inner_at(const uint8_t* msg, uint64_t payload) {
   return indices <= payload - 16 ? 16 + indices : payload;
 }
 
-}  // namespace
-
 // Write the header of the message at `msg` (16-byte aligned). The payload has `payload` bytes, or `*length`
 // if that is not null; the message's bytes go to `*total` if that is not null.
-HC_KERNEL(kCrcThreads)
-message_seal(uint8_t* msg, uint64_t codec, uint64_t dtype, uint64_t count, uint64_t payload,
-             const uint64_t* length, uint32_t params, uint32_t* work, uint64_t* total) {
+HC_DEVICE void seal_message(Grid grid, uint8_t* msg, uint64_t codec, uint64_t dtype, uint64_t count,
+                            uint64_t payload, const uint64_t* length, uint32_t params, uint32_t* work,
+                            uint64_t* total) {
   HC_SHARED(CrcShared, shared, 1);
   HC_SHARED(Header, header, 1);
   const uint64_t size = length ? *length : payload;
-  const uint32_t share = crc_share(msg + sizeof(Header), size, shared);
+  const uint32_t share = crc_share(msg + sizeof(Header), size, shared, grid);
   uint32_t sum;
-  if (!last_block(share, reinterpret_cast<Work*>(work), shared, &sum)) return;
+  if (!last_block(share, reinterpret_cast<Work*>(work), shared, &sum, grid)) return;
   const Header wanted = {
       kMagic, static_cast<uint8_t>(codec), static_cast<uint8_t>(dtype), 0, count, size, params, 0};
   write_header(msg, wanted, header, *shared, sum);
@@ -49,8 +48,8 @@ message_seal(uint8_t* msg, uint64_t codec, uint64_t dtype, uint64_t count, uint6
 
 // Check the CRC of the message in `capacity` bytes at `msg`, and copy its first bytes for the host. The host
 // checks the rest of the header itself.
-HC_KERNEL(kCrcThreads)
-message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* opened, uint32_t* status) {
+HC_DEVICE void open_message(Grid grid, const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* opened,
+                            uint32_t* status) {
   HC_SHARED(CrcShared, shared, 1);
   const uint32_t lane = threadIdx.x & 31u;
   const bool whole = capacity >= sizeof(Header);
@@ -59,9 +58,9 @@ message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* ope
   // This is read before the block has anything to wait for; the last block's first warp uses it.
   const uint32_t stored = whole ? reinterpret_cast<const Header*>(msg)->crc : 0;
   const uint32_t byte = whole && lane < kCrcAt ? msg[lane] : 0;
-  const uint32_t share = crc_share(msg + sizeof(Header), fits ? payload : 0, shared);
+  const uint32_t share = crc_share(msg + sizeof(Header), fits ? payload : 0, shared, grid);
   Opened* const out = reinterpret_cast<Opened*>(opened);
-  if (blockIdx.x == 0 && threadIdx.x / 32 == 1) {  // this warp is idle by now
+  if (grid.block == 0 && threadIdx.x / 32 == 1) {  // this warp is idle by now
     const uint64_t size = fits ? sizeof(Header) + payload : capacity;
     const uint64_t inner = sizeof(Header) + (fits ? inner_at(msg, payload) : 0);
     for (uint32_t i = lane; i < kHeadBytes; i += 32) {
@@ -70,7 +69,7 @@ message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* ope
     }
   }
   uint32_t sum;
-  if (!last_block(share, reinterpret_cast<Work*>(work), shared, &sum)) return;
+  if (!last_block(share, reinterpret_cast<Work*>(work), shared, &sum, grid)) return;
   const uint32_t crc = fits ? message_crc(byte, shared->length, sum) : 0;
   if (threadIdx.x == 0) {
     const uint32_t code = !fits ? kOpenedLength : crc != stored ? kOpenedDamaged : 0u;
@@ -79,5 +78,20 @@ message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* ope
     if (code) fail(status, kBadLength);
   }
 }
+
+}  // namespace
+
+HC_KERNEL(kCrcThreads)
+message_seal(uint8_t* msg, uint64_t codec, uint64_t dtype, uint64_t count, uint64_t payload,
+             const uint64_t* length, uint32_t params, uint32_t* work, uint64_t* total) {
+  seal_message(whole_grid(), msg, codec, dtype, count, payload, length, params, work, total);
+}
+HC_TABLE_FORM(kCrcThreads, message_seal, seal_message)
+
+HC_KERNEL(kCrcThreads)
+message_open(const uint8_t* msg, uint64_t capacity, uint32_t* work, uint8_t* opened, uint32_t* status) {
+  open_message(whole_grid(), msg, capacity, work, opened, status);
+}
+HC_TABLE_FORM(kCrcThreads, message_open, open_message)
 
 }  // namespace hybridcomp

@@ -12,12 +12,13 @@ struct Work {
 };
 
 // Return true in the first warp of the last block to come here, with the sum of all shares.
-HC_DEVICE bool last_block(uint32_t share, Work* work, CrcShared* shared, uint32_t* sum) {
+HC_DEVICE bool last_block(uint32_t share, Work* work, CrcShared* shared, uint32_t* sum,
+                          Grid grid = whole_grid()) {
   if (threadIdx.x >= 32) return false;
   if (threadIdx.x == 0) {
     atomicXor(&work->crc, share);
     __threadfence();
-    shared->last = atomicAdd(&work->done, 1u) + 1 == gridDim.x;
+    shared->last = atomicAdd(&work->done, 1u) + 1 == grid.blocks;
     if (shared->last) {
       __threadfence();
       shared->sum = atomicExch(&work->crc, 0u);

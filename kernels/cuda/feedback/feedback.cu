@@ -4,41 +4,39 @@
 //
 // A state may be exchanged with another array when it is renewed. Its address is then in device memory too: a
 // slot, of one word.
+#include "common/table.cuh"
 #include "feedback/passes.cuh"
 
 namespace hybridcomp {
 namespace {
 
 template <typename Word>
-HC_DEVICE void copy_words(uint8_t* to, const uint8_t* from, uint64_t begin, uint64_t end) {
+HC_DEVICE void copy_words(Grid grid, uint8_t* to, const uint8_t* from, uint64_t begin, uint64_t end) {
   const uint64_t words = (end - begin) / sizeof(Word);
-  for (uint64_t i = global_thread(); i < words; i += global_threads())
+  for (uint64_t i = grid.thread(); i < words; i += grid.threads())
     reinterpret_cast<Word*>(to + begin)[i] = reinterpret_cast<const Word*>(from + begin)[i];
 }
 
-}  // namespace
-
 // Copy `bytes` to the address `direct`, or to `start` bytes after that in `slot`, unless one of two words is
 // set (null is not).
-HC_KERNEL(kThreads)
-feedback_commit(uint8_t* direct, const uint64_t* slot, uint64_t start, const uint8_t* from, uint64_t bytes,
-                const uint32_t* bad, const uint32_t* also) {
+HC_DEVICE void commit(Grid grid, uint8_t* direct, const uint64_t* slot, uint64_t start, const uint8_t* from,
+                      uint64_t bytes, const uint32_t* bad, const uint32_t* also) {
   if ((bad && *bad) || (also && *also)) return;
   uint8_t* const to = address<uint8_t>(direct, slot, start);
   uint64_t whole = 0;
   if (aligned_to(to, 16) && aligned_to(from, 16)) {
     whole = bytes / 16 * 16;
-    copy_words<uint4>(to, from, 0, whole);
+    copy_words<uint4>(grid, to, from, 0, whole);
   } else if (aligned_to(to, 4) && aligned_to(from, 4)) {
     whole = bytes / 4 * 4;
-    copy_words<uint32_t>(to, from, 0, whole);
+    copy_words<uint32_t>(grid, to, from, 0, whole);
   }
-  copy_words<uint8_t>(to, from, whole, bytes);
+  copy_words<uint8_t>(grid, to, from, whole, bytes);
 }
 
 // Exchange two states, unless *bad, which is zero afterwards.
-HC_KERNEL(32) feedback_exchange(uint64_t* a, uint64_t* b, uint32_t* bad) {
-  if (global_thread() != 0) return;
+HC_DEVICE void exchange(Grid grid, uint64_t* a, uint64_t* b, uint32_t* bad) {
+  if (grid.thread() != 0) return;
   if (!*bad) {
     const uint64_t held = *a;
     *a = *b;
@@ -46,6 +44,20 @@ HC_KERNEL(32) feedback_exchange(uint64_t* a, uint64_t* b, uint32_t* bad) {
   }
   *bad = 0;
 }
+
+}  // namespace
+
+HC_KERNEL(kThreads)
+feedback_commit(uint8_t* direct, const uint64_t* slot, uint64_t start, const uint8_t* from, uint64_t bytes,
+                const uint32_t* bad, const uint32_t* also) {
+  commit(whole_grid(), direct, slot, start, from, bytes, bad, also);
+}
+HC_TABLE_FORM(kThreads, feedback_commit, commit)
+
+HC_KERNEL(32) feedback_exchange(uint64_t* a, uint64_t* b, uint32_t* bad) {
+  exchange(whole_grid(), a, b, bad);
+}
+HC_TABLE_FORM(32, feedback_exchange, exchange)
 
 HC_KERNEL(32) feedback_point(uint64_t* slot, uint64_t to) {
   if (global_thread() == 0) *slot = to;
@@ -64,14 +76,26 @@ HC_KERNEL(kThreads) feedback_clear(const uint64_t* slot, uint64_t bytes) {
   HC_KERNEL(hybridcomp::kThreads)                                                                          \
   name(const void* x, std::uint64_t n, void* e, const std::uint64_t* slot, std::uint64_t start, void* out, \
        std::uint32_t* bad) {                                                                               \
-    hybridcomp::add<D, Subtract>(x, n, e, slot, start, out, bad);                                          \
-  }
+    hybridcomp::add<D, Subtract>(hybridcomp::whole_grid(), x, n, e, slot, start, out, bad);                \
+  }                                                                                                        \
+  HC_TABLE_FORM(hybridcomp::kThreads, name, hybridcomp::add<D, Subtract>)
 #define HC_FEEDBACK_PLUS(name, D) HC_FEEDBACK_ADD(name, D, false)
 #define HC_FEEDBACK_MINUS(name, D) HC_FEEDBACK_ADD(name, D, true)
 HC_EACH_INPUT(HC_FEEDBACK_PLUS, feedback_add)
 HC_EACH_INPUT(HC_FEEDBACK_MINUS, feedback_subtract)
 
 // Floating-point parameters are given as the bits of the computing type.
+#define HC_FEEDBACK_BLEND(name, D)                                                                   \
+  HC_KERNEL(hybridcomp::kThreads)                                                                    \
+  name(const void* x, std::uint64_t n, const void* momentum, std::uint64_t beta, std::uint64_t rest, \
+       const std::uint64_t* slot, std::uint64_t start, void* out, std::uint32_t* bad) {              \
+    using Bits = hybridcomp::Real<hybridcomp::ComputeOf<D>>::Bits;                                   \
+    hybridcomp::blend<D>(hybridcomp::whole_grid(), x, n, momentum, static_cast<Bits>(beta),          \
+                         static_cast<Bits>(rest), slot, start, out, bad);                            \
+  }                                                                                                  \
+  HC_TABLE_FORM(hybridcomp::kThreads, name, hybridcomp::blend<D>)
+HC_EACH_INPUT(HC_FEEDBACK_BLEND, feedback_blend)
+
 #define HC_FEEDBACK_MOVE(name, D)                                                                            \
   HC_KERNEL(hybridcomp::kThreads)                                                                            \
   name(const void* x, const hybridcomp::ComputeOf<D>* velocity, const hybridcomp::ComputeOf<D>* sum,         \
@@ -100,8 +124,10 @@ HC_EACH_INPUT(HC_FEEDBACK_ACCELERATE, feedback_accelerate)
   HC_KERNEL(hybridcomp::kThreads)                                                                           \
   feedback_lose_##t(const T* corrected, const T* decoded, void* out, const std::uint64_t* slot,             \
                     std::uint64_t n, std::uint64_t weight, std::uint32_t* bad) {                            \
-    hybridcomp::lose(corrected, decoded, out, slot, n, HC_NUMBER(T, weight), bad);                          \
+    hybridcomp::lose<T>(hybridcomp::whole_grid(), corrected, decoded, out, slot, n,                         \
+                        static_cast<hybridcomp::Real<T>::Bits>(weight), bad);                               \
   }                                                                                                         \
+  HC_TABLE_FORM(hybridcomp::kThreads, feedback_lose_##t, hybridcomp::lose<T>)                               \
   HC_KERNEL(hybridcomp::kThreads)                                                                           \
   feedback_average_##t(const T* corrected, const T* decoded, T* e, std::uint64_t n, std::uint64_t weight,   \
                        std::uint64_t beta, std::uint64_t rest, std::uint32_t* bad) {                        \
@@ -113,8 +139,9 @@ HC_EACH_INPUT(HC_FEEDBACK_ACCELERATE, feedback_accelerate)
     hybridcomp::mask<T>({corrected, decoded, next, {}}, n, bad);                                            \
   }                                                                                                         \
   HC_KERNEL(hybridcomp::kThreads) feedback_divide_##t(T* x, std::uint64_t n, std::uint64_t by) {            \
-    hybridcomp::divide<T>({x, HC_NUMBER(T, by)}, n);                                                        \
+    hybridcomp::divide<T>(hybridcomp::whole_grid(), x, n, static_cast<hybridcomp::Real<T>::Bits>(by));      \
   }                                                                                                         \
+  HC_TABLE_FORM(hybridcomp::kThreads, feedback_divide_##t, hybridcomp::divide<T>)                           \
   HC_KERNEL(hybridcomp::kThreads) feedback_look_##t(const T* x, std::uint64_t n, std::uint32_t* any) {      \
     hybridcomp::look<T>({x, false}, n, any);                                                                \
   }                                                                                                         \

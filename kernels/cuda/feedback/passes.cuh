@@ -12,10 +12,10 @@ constexpr int kThreads = 256;
 // Call pass.at<N>(i) for all elements: four neighbours from i if `wide`, or one. (NVRTC takes no lambdas
 // here.)
 template <typename Pass>
-HC_DEVICE void each(uint64_t n, bool wide, Pass& pass) {
+HC_DEVICE void each(uint64_t n, bool wide, Pass& pass, Grid grid = whole_grid()) {
   const uint64_t quads = wide ? n / 4 : 0;
-  for (uint64_t i = global_thread(); i < quads; i += global_threads()) pass.template at<4>(4 * i);
-  for (uint64_t i = 4 * quads + global_thread(); i < n; i += global_threads()) pass.template at<1>(i);
+  for (uint64_t i = grid.thread(); i < quads; i += grid.threads()) pass.template at<4>(4 * i);
+  for (uint64_t i = 4 * quads + grid.thread(); i < n; i += grid.threads()) pass.template at<1>(i);
 }
 
 template <DTypeCode D, int N>
@@ -80,12 +80,56 @@ struct Add {
   }
 };
 template <DTypeCode D, bool Subtract>
-HC_DEVICE void add(const void* x, uint64_t n, void* direct, const uint64_t* slot, uint64_t start, void* to,
-                   uint32_t* bad) {
+HC_DEVICE void add(Grid grid, const void* x, uint64_t n, void* direct, const uint64_t* slot, uint64_t start,
+                   void* to, uint32_t* bad) {
   using T = ComputeOf<D>;
   Add<D, Subtract> pass{
       static_cast<const StorageOf<D>*>(x), address<T>(direct, slot, start), static_cast<T*>(to), {}};
-  each(n, takes_quads<D>(pass.x) && quads_at(pass.error) && quads_at(pass.out), pass);
+  each(n, takes_quads<D>(pass.x) && quads_at(pass.error) && quads_at(pass.out), pass, grid);
+  pass.peak.tell(bad);
+}
+
+// out = beta * momentum + rest * x, plus the error if there is one.
+template <DTypeCode D>
+struct Blend {
+  using T = ComputeOf<D>;
+  const StorageOf<D>* x;
+  const T *momentum, *error;
+  T* out;
+  T beta, rest;
+  Peak<T> peak;
+
+  template <int N>
+  HC_METHOD void at(uint64_t i) {
+    T a[N], u[N];
+    load<D, N>(x + i, a);
+    load<N>(momentum + i, u);
+#pragma unroll
+    for (int k = 0; k < N; ++k) a[k] = averaged(u[k], a[k], beta, rest);
+    if (error) {
+      load<N>(error + i, u);
+#pragma unroll
+      for (int k = 0; k < N; ++k) a[k] += u[k];
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) peak.take(a[k]);
+    store<N>(out + i, a);
+  }
+};
+template <DTypeCode D>
+HC_DEVICE void blend(Grid grid, const void* x, uint64_t n, const void* momentum,
+                     typename Real<ComputeOf<D>>::Bits beta, typename Real<ComputeOf<D>>::Bits rest,
+                     const uint64_t* slot, uint64_t start, void* to, uint32_t* bad) {
+  using T = ComputeOf<D>;
+  Blend<D> pass{static_cast<const StorageOf<D>*>(x),
+                static_cast<const T*>(momentum),
+                slot ? address<T>(nullptr, slot, start) : nullptr,
+                static_cast<T*>(to),
+                float_of(beta),
+                float_of(rest),
+                {}};
+  each(n, takes_quads<D>(pass.x) && quads_at(pass.momentum) && quads_at(pass.error) && quads_at(pass.out),
+       pass, grid);
   pass.peak.tell(bad);
 }
 
@@ -108,10 +152,10 @@ struct Lose {
   }
 };
 template <typename T>
-HC_DEVICE void lose(const T* corrected, const T* decoded, void* direct, const uint64_t* slot, uint64_t n,
-                    T weight, uint32_t* bad) {
-  Lose<T> pass{corrected, decoded, address<T>(direct, slot, 0), weight, {}};
-  each(n, quads_at(corrected) && quads_at(decoded) && quads_at(pass.out), pass);
+HC_DEVICE void lose(Grid grid, const T* corrected, const T* decoded, void* direct, const uint64_t* slot,
+                    uint64_t n, typename Real<T>::Bits weight, uint32_t* bad) {
+  Lose<T> pass{corrected, decoded, address<T>(direct, slot, 0), float_of(weight), {}};
+  each(n, quads_at(corrected) && quads_at(decoded) && quads_at(pass.out), pass, grid);
   pass.peak.tell(bad);
 }
 
@@ -247,8 +291,9 @@ struct Divide {
   }
 };
 template <typename T>
-HC_DEVICE void divide(Divide<T> pass, uint64_t n) {
-  each(n, quads_at(pass.x), pass);
+HC_DEVICE void divide(Grid grid, T* x, uint64_t n, typename Real<T>::Bits by) {
+  Divide<T> pass{x, float_of(by)};
+  each(n, quads_at(pass.x), pass, grid);
 }
 
 // Set *any if an element is not zero.

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/elements.cuh"
+#include "common/table.cuh"
 #include "hybridcomp/sparse.hpp"
 
 namespace hybridcomp {
@@ -24,8 +25,8 @@ enum Phase : uint64_t {
   kRefining,   // SIDCo: the candidates that reach `next` are counted
 };
 
-// State that launches hand to the next one. It is written by one thread of a launch of one block, or of a
-// launch's last block.
+// State that launches hand to the next one. It is written by one thread of a grid of one block, or of a
+// grid's last block.
 struct Search {
   uint64_t low;         // the filter takes keys >= low
   uint64_t high;        // end of the filter's histogram
@@ -35,7 +36,7 @@ struct Search {
   uint64_t from, to, need;
   uint64_t all, tie, ties;             // sent: keys >= all, and of those == tie the first `ties`
   uint64_t count, index_bytes, bytes;  // elements sent; bytes of the index section and of the payload
-  uint64_t arrived;                    // blocks of this launch that have ended
+  uint64_t arrived;                    // blocks of this grid that have ended
   uint64_t crc[1];                     // Work of message.cuh
   uint64_t others;                     // elements that are not finite
   uint64_t next, reached;              // a key, and the candidates that reach it
@@ -132,11 +133,11 @@ HC_DEVICE unsigned long long block_scan(unsigned long long x, unsigned long long
 }
 
 // Return true in all threads of the block that comes here last: it sees the others' earlier writes.
-HC_DEVICE bool last_to_arrive(Search* s, uint32_t* shared) {
+HC_DEVICE bool last_to_arrive(Grid grid, Search* s, uint32_t* shared) {
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    shared[0] = add64(&s->arrived, 1) + 1 == gridDim.x;
+    shared[0] = add64(&s->arrived, 1) + 1 == grid.blocks;
     if (shared[0]) take64(&s->arrived);
     __threadfence();
   }
@@ -244,10 +245,10 @@ HC_DEVICE void each_of_batch(const Tiles<U>& t, uint64_t first, uint32_t number,
 
 // The same for all tiles, by a grid.
 template <typename U, typename F>
-HC_DEVICE void each_candidate(const Tiles<U>& t, bool everywhere, typename KeyOf<U>::Type from,
+HC_DEVICE void each_candidate(Grid grid, const Tiles<U>& t, bool everywhere, typename KeyOf<U>::Type from,
                               typename KeyOf<U>::Type span, F f) {
-  const uint64_t tiles = tiles_of(t.n), warps = global_threads() / 32;
-  for (uint64_t first = global_thread() / 32 * kBatch; first < tiles; first += warps * kBatch) {
+  const uint64_t tiles = tiles_of(t.n), warps = grid.threads() / 32;
+  for (uint64_t first = grid.thread() / 32 * kBatch; first < tiles; first += warps * kBatch) {
     const uint64_t left = tiles - first;
     const uint32_t number = left < kBatch ? static_cast<uint32_t>(left) : kBatch;
     each_of_batch(t, first, number, everywhere, from, span, f, [](uint32_t) {});

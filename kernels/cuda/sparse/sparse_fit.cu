@@ -13,11 +13,12 @@ constexpr double kFirstShare = 0.25;           // as kernels/codecs/sparse/sidco
 // Write the sample's keys by lanes, `stride` of each, zero where an element is not finite and after the last
 // one.
 template <DTypeCode D>
-HC_DEVICE void sample(const StorageOf<D>* src, uint64_t n, uint64_t groups, uint64_t stride,
-                      typename Real<ComputeOf<D>>::Bits* keys, Search* s) {
+HC_DEVICE void sample(Grid grid, const StorageOf<D>* src, uint64_t n, uint64_t groups, uint64_t stride,
+                      void* to, void* search) {
+  auto* const keys = static_cast<typename Real<ComputeOf<D>>::Bits*>(to);
   const uint64_t size = groups ? groups * kGroupOfSample : n;
   uint32_t others = 0;
-  for (uint64_t i = global_thread(); i < stride * kLanes; i += global_threads()) {
+  for (uint64_t i = grid.thread(); i < stride * kLanes; i += grid.threads()) {
     typename Real<ComputeOf<D>>::Bits key = 0;
     if (i < size) {
       const uint64_t at = groups ? group_start(i / kGroupOfSample, groups, n) + i % kGroupOfSample : i;
@@ -26,7 +27,7 @@ HC_DEVICE void sample(const StorageOf<D>* src, uint64_t n, uint64_t groups, uint
     keys[i % kLanes * stride + i / kLanes] = key;
   }
   __syncwarp();
-  add_others(others, s);
+  add_others(others, static_cast<Search*>(search));
 }
 
 // -- the fits ----------------------------------------------------------
@@ -172,11 +173,12 @@ HC_DEVICE double fixed(Survivors<U>* own, double finite, double target, int stag
 
 // Fit the limit. `keys` has room for two samples, of which it holds the first.
 template <typename U>
-HC_DEVICE void fit(U* keys, uint64_t n, uint64_t k, uint64_t size, uint64_t stride, int stages,
-                   Distribution distribution, DTypeCode dtype, Search* s) {
+HC_DEVICE void fit(Grid, U* keys, uint64_t n, uint64_t k, uint64_t size, uint64_t stride, uint32_t stages,
+                   uint32_t distribution, uint32_t dtype, void* search) {
   HC_SHARED(double, sums, kLanes + 1);
   HC_SHARED(double, squares, kLanes);
   HC_SHARED(uint32_t, counts, kLanes);
+  Search* const s = static_cast<Search*>(search);
   const uint64_t others = s->others;
   const double target = static_cast<double>(k) * (static_cast<double>(size) / static_cast<double>(n)) -
                         static_cast<double>(others);
@@ -184,14 +186,20 @@ HC_DEVICE void fit(U* keys, uint64_t n, uint64_t k, uint64_t size, uint64_t stri
   const uint64_t lane = warp_of();
   if (threadIdx.x == 0) sums[kLanes] = static_cast<double>(size);  // read after a barrier
   U* const list = keys + lane * stride;
-  Survivors<U> own{
-      list, list + kLanes * stride, static_cast<uint32_t>(stride), 0, sums, squares, counts, distribution};
+  Survivors<U> own{list,
+                   list + kLanes * stride,
+                   static_cast<uint32_t>(stride),
+                   0,
+                   sums,
+                   squares,
+                   counts,
+                   static_cast<Distribution>(distribution)};
   Start start{0, 0};
   if (stages)
-    start.limit = fixed(&own, finite, target, stages);
+    start.limit = fixed(&own, finite, target, static_cast<int>(stages));
   else
     start = adapted(&own, finite, target);
-  const uint64_t key = least_key_of_warp(start.limit, dtype);
+  const uint64_t key = least_key_of_warp(start.limit, static_cast<DTypeCode>(dtype));
   if (threadIdx.x) return;
   s->low = key < 1 ? 1 : key;  // zeros are never sent
   s->excess = bits_of(start.excess);
@@ -265,7 +273,7 @@ HC_DEVICE void refine_take(Search* s, const Goal& g, uint64_t reached) {
 }
 
 template <typename U>
-HC_DEVICE void refine(const Tiles<U>& t, Search* s, const Goal& g) {
+HC_DEVICE void refine(Grid grid, const Tiles<U>& t, Search* s, const Goal& g) {
   using Key = typename KeyOf<U>::Type;
   HC_SHARED(uint32_t, shared, 1);
   HC_SHARED(uint32_t, sums, kWarps);
@@ -273,29 +281,34 @@ HC_DEVICE void refine(const Tiles<U>& t, Search* s, const Goal& g) {
     if (s->phase != kRefining) return;
     const Key key = static_cast<Key>(s->next);
     uint32_t reached = 0;
-    each_candidate(t, false, key, static_cast<Key>(kTop<U> - key), [&](U) { ++reached; });
+    each_candidate(grid, t, false, key, static_cast<Key>(kTop<U> - key), [&](U) { ++reached; });
     __syncwarp();
     reached = warp_sum(reached);
     if (lane_of() == 0) sums[warp_of()] = reached;
     __syncthreads();
     uint64_t total = 0;
     for (uint32_t w = 0; w < kWarps; ++w) total += sums[w];
-    const bool alone = gridDim.x == 1;
+    const bool alone = grid.blocks == 1;
     if (!alone && threadIdx.x == 0) add64(&s->reached, total);
-    if ((alone || last_to_arrive(s, shared)) && threadIdx.x < 32) {
+    if ((alone || last_to_arrive(grid, s, shared)) && threadIdx.x < 32) {
       if (threadIdx.x == 0) refine_take(s, g, alone ? total : take64(&s->reached));
       __syncwarp();
       refine_next(s, g);
     }
     __syncthreads();
-  } while (gridDim.x == 1);
+  } while (grid.blocks == 1);
 }
 
-}  // namespace
+template <typename U>
+HC_DEVICE void refine_stage(Grid grid, const U* src, uint64_t n, U* values, uint16_t* places, uint32_t room,
+                            uint32_t* counts, void* search, uint64_t k, uint64_t least, uint64_t most,
+                            uint32_t dtype) {
+  refine<U>(grid, {src, n, values, places, room, counts}, static_cast<Search*>(search),
+            {k, least, most, static_cast<DTypeCode>(dtype)});
+}
 
-// Decide how SIDCo goes on with its candidates. One warp.
-HC_KERNEL(32)
-sparse_begin(void* search, uint64_t k, uint64_t least, uint64_t most, uint64_t stages, uint32_t dtype) {
+HC_DEVICE void begin(Grid, void* search, uint64_t k, uint64_t least, uint64_t most, uint64_t stages,
+                     uint32_t dtype) {
   Search* const s = static_cast<Search*>(search);
   const Goal goal{k, least, most, static_cast<DTypeCode>(dtype)};
   const uint64_t taken = s->taken, low = s->low;
@@ -321,27 +334,35 @@ sparse_begin(void* search, uint64_t k, uint64_t least, uint64_t most, uint64_t s
   if (refines) refine_next(s, goal);
 }
 
+}  // namespace
+
+// Decide how SIDCo goes on with its candidates. One warp.
+HC_KERNEL(32)
+sparse_begin(void* search, uint64_t k, uint64_t least, uint64_t most, uint64_t stages, uint32_t dtype) {
+  begin(whole_grid(), search, k, least, most, stages, dtype);
+}
+HC_TABLE_FORM(32, sparse_begin, begin)
+
 }  // namespace hybridcomp
 
 #define HC_FIT_SAMPLE(name, D)                                                                           \
   HC_KERNEL(hybridcomp::kThreads)                                                                        \
   name(const hybridcomp::StorageOf<D>* src, std::uint64_t n, std::uint64_t groups, std::uint64_t stride, \
        void* keys, void* search) {                                                                       \
-    using Bits = typename hybridcomp::Real<hybridcomp::ComputeOf<D>>::Bits;                              \
-    hybridcomp::sample<D>(src, n, groups, stride, static_cast<Bits*>(keys),                              \
-                          static_cast<hybridcomp::Search*>(search));                                     \
-  }
+    hybridcomp::sample<D>(hybridcomp::whole_grid(), src, n, groups, stride, keys, search);               \
+  }                                                                                                      \
+  HC_TABLE_FORM(hybridcomp::kThreads, name, hybridcomp::sample<D>)
 HC_EACH_INPUT(HC_FIT_SAMPLE, sparse_fit_sample)
 
 // One block.
-#define HC_FIT(name, U)                                                                                      \
-  HC_KERNEL(hybridcomp::kFitThreads)                                                                         \
-  name(U* keys, std::uint64_t n, std::uint64_t k, std::uint64_t size, std::uint64_t stride,                  \
-       std::uint32_t stages, std::uint32_t distribution, std::uint32_t dtype, void* search) {                \
-    hybridcomp::fit<U>(keys, n, k, size, stride, static_cast<int>(stages),                                   \
-                       static_cast<hybridcomp::Distribution>(distribution),                                  \
-                       static_cast<hybridcomp::DTypeCode>(dtype), static_cast<hybridcomp::Search*>(search)); \
-  }
+#define HC_FIT(name, U)                                                                                 \
+  HC_KERNEL(hybridcomp::kFitThreads)                                                                    \
+  name(U* keys, std::uint64_t n, std::uint64_t k, std::uint64_t size, std::uint64_t stride,             \
+       std::uint32_t stages, std::uint32_t distribution, std::uint32_t dtype, void* search) {           \
+    hybridcomp::fit<U>(hybridcomp::whole_grid(), keys, n, k, size, stride, stages, distribution, dtype, \
+                       search);                                                                         \
+  }                                                                                                     \
+  HC_TABLE_FORM(hybridcomp::kFitThreads, name, hybridcomp::fit<U>)
 HC_FIT(sparse_fit_32, std::uint32_t)
 HC_FIT(sparse_fit_64, std::uint64_t)
 
@@ -351,7 +372,8 @@ HC_FIT(sparse_fit_64, std::uint64_t)
   sparse_refine_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room, \
                        std::uint32_t* counts, void* search, std::uint64_t k, std::uint64_t least,           \
                        std::uint64_t most, std::uint32_t dtype) {                                           \
-    hybridcomp::refine<U>({src, n, values, places, room, counts}, static_cast<hybridcomp::Search*>(search), \
-                          {k, least, most, static_cast<hybridcomp::DTypeCode>(dtype)});                     \
-  }
+    hybridcomp::refine_stage<U>(hybridcomp::whole_grid(), src, n, values, places, room, counts, search, k,  \
+                                least, most, dtype);                                                        \
+  }                                                                                                         \
+  HC_TABLE_FORM(hybridcomp::kThreads, sparse_refine_##bits, hybridcomp::refine_stage<U>)
 HC_EACH_SIZE(HC_REFINE)

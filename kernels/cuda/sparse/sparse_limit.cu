@@ -11,13 +11,15 @@ constexpr int kSquareThreads = 32 + kThreads;  // the first warp adds
 // Sum the squares of each index block: the threads after the first warp square a chunk while 16 lanes of the
 // first add up the previous one. The last block adds the blocks' sums, in turn, and sets the limit's key.
 template <DTypeCode D>
-HC_DEVICE void mean_square(const StorageOf<D>* src, uint64_t n, double* blocks, Search* s, double limit) {
+HC_DEVICE void mean_square(Grid grid, const StorageOf<D>* src, uint64_t n, double* blocks, void* search,
+                           uint64_t limit) {
   HC_SHARED(double, squares, 2 * kChunk);
   HC_SHARED(double, lanes, kLanes);
   HC_SHARED(uint32_t, shared, 1);
+  Search* const s = static_cast<Search*>(search);
   const uint64_t number = blocks_of(n);
   uint32_t others = 0;
-  for (uint64_t block = blockIdx.x; block < number; block += gridDim.x) {
+  for (uint64_t block = grid.block; block < number; block += grid.blocks) {
     const StorageOf<D>* const from = src + block * kIndexBlock;
     const uint32_t m = block_elements(block, n), chunks = (m + kChunk - 1) / kChunk;
     double sum = 0;
@@ -50,7 +52,7 @@ HC_DEVICE void mean_square(const StorageOf<D>* src, uint64_t n, double* blocks, 
     if (threadIdx.x == 0) blocks[block] = sum_of_lanes(lanes);
   }
   add_others(others, s);
-  if (!last_to_arrive(s, shared)) return;
+  if (!last_to_arrive(grid, s, shared)) return;
   double total = 0;
   for (uint64_t start = 0; start < number; start += kChunk) {
     const uint64_t left = number - start;
@@ -64,7 +66,15 @@ HC_DEVICE void mean_square(const StorageOf<D>* src, uint64_t n, double* blocks, 
   if (threadIdx.x >= 32) return;
   const uint64_t finite = n - seen64(&s->others);
   const double mean = finite ? square_root(total / static_cast<double>(finite)) : 0.0;
-  const uint64_t key = least_key_of_warp(__shfl_sync(kFullWarp, limit * mean, 0), D);
+  const uint64_t key = least_key_of_warp(__shfl_sync(kFullWarp, float_of(limit) * mean, 0), D);
+  if (threadIdx.x) return;
+  s->low = key;
+  decide(s, key);
+}
+
+HC_DEVICE void set_limit(Grid, void* search, uint64_t limit, uint32_t dtype) {
+  Search* const s = static_cast<Search*>(search);
+  const uint64_t key = least_key_of_warp(float_of(limit), static_cast<DTypeCode>(dtype));
   if (threadIdx.x) return;
   s->low = key;
   decide(s, key);
@@ -74,12 +84,9 @@ HC_DEVICE void mean_square(const StorageOf<D>* src, uint64_t n, double* blocks, 
 
 // Set the limit of `threshold:abs`. One warp.
 HC_KERNEL(32) sparse_limit(void* search, uint64_t limit, uint32_t dtype) {
-  Search* const s = static_cast<Search*>(search);
-  const uint64_t key = least_key_of_warp(float_of(limit), static_cast<DTypeCode>(dtype));
-  if (threadIdx.x) return;
-  s->low = key;
-  decide(s, key);
+  set_limit(whole_grid(), search, limit, dtype);
 }
+HC_TABLE_FORM(32, sparse_limit, set_limit)
 
 }  // namespace hybridcomp
 
@@ -88,7 +95,7 @@ HC_KERNEL(32) sparse_limit(void* search, uint64_t limit, uint32_t dtype) {
   HC_KERNEL(hybridcomp::kSquareThreads)                                                    \
   name(const hybridcomp::StorageOf<D>* src, std::uint64_t n, double* blocks, void* search, \
        std::uint64_t limit) {                                                              \
-    hybridcomp::mean_square<D>(src, n, blocks, static_cast<hybridcomp::Search*>(search),   \
-                               hybridcomp::float_of(limit));                               \
-  }
+    hybridcomp::mean_square<D>(hybridcomp::whole_grid(), src, n, blocks, search, limit);   \
+  }                                                                                        \
+  HC_TABLE_FORM(hybridcomp::kSquareThreads, name, hybridcomp::mean_square<D>)
 HC_EACH_INPUT(HC_MEAN_SQUARE, sparse_mean_square)

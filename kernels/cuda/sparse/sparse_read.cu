@@ -1,11 +1,23 @@
-// Reading of sparse codecs' messages into the tensor: the index section is checked, then zeros and values are
-// written in one pass, or values added.
+// Reading of sparse codecs' messages into the tensor: the index sections are checked, then zeros and values
+// of one message are written in one pass, or those of any number of messages added.
 #include "sparse/sparse.cuh"
 
 namespace hybridcomp {
 namespace {
 
 constexpr uint32_t kEach = 4;  // index blocks of a thread at a time, in sums over index blocks
+constexpr uint64_t kOwn =
+    ~uint64_t(0);  // in the place of a length that this device has written in the prefix
+
+// A message whose elements are read, in the device's memory.
+struct Reading {
+  const uint8_t* payload;
+  const uint8_t* values;     // the elements sent, one after another
+  const uint64_t* firsts;    // of each index block: elements sent of the blocks before it
+  const uint64_t* sections;  // of each index block: bytes of the sections before its own
+  uint32_t* starts;          // of each tile: elements sent of its index block's tiles before it
+};
+static_assert(sizeof(Reading) == 5 * 8, "hybridcomp/codecs/device/sparse.py has this size");
 
 HC_DEVICE uint32_t count_of(const uint8_t* payload, uint64_t block) {
   return reinterpret_cast<const uint32_t*>(payload + kPrefix)[block];
@@ -139,44 +151,60 @@ HC_DEVICE void read_bitmap(const uint8_t* bitmap, uint32_t tile_in_block, uint32
   }
 }
 
-// Write or add the values. `values` are elements of T, one after another; `status` is zero only if the whole
-// section was found right.
+// Write or add a tile's values, which are elements of T. By a warp.
 template <typename T, bool Add>
-HC_DEVICE void scatter(const uint8_t* payload, uint64_t n, const uint64_t* firsts, const uint64_t* sections,
-                       const uint32_t* starts, const uint8_t* values, T* out, const uint32_t* status) {
+HC_DEVICE void read_tile(const Reading& r, uint64_t tile, uint64_t n, T* out) {
   using U = typename BitsOf<T>::Type;
+  const uint64_t block = tile / kTilesOfBlock;
+  const uint32_t i = static_cast<uint32_t>(tile % kTilesOfBlock);
+  const uint32_t count = count_of(r.payload, block), m = block_elements(block, n);
+  const uint32_t begin = r.starts[tile], left = m - i * kTile, part = left < kTile ? left : kTile;
+  const uint8_t* const section = r.payload + kPrefix + 4 * blocks_of(n) + r.sections[block];
+  const uint8_t* const first = r.values + r.firsts[block] * sizeof(U);
+  T* const to = out + block * kIndexBlock;
+  if (is_bitmap(count, m)) {
+    read_bitmap<T, Add>(section, i, bitmap_bytes(m), begin, first, to + i * kTile, part);
+  } else {
+    const uint32_t end = i + 1 < kTilesOfBlock ? r.starts[tile + 1] : count;
+    read_list<T, Add>(reinterpret_cast<const uint16_t*>(section), begin, end, first, to, to + i * kTile,
+                      part);
+  }
+}
+
+// Write the values of one message, or add those of several in their order; `status` is zero only if all
+// sections were found right.
+template <typename T, bool Add>
+HC_DEVICE void scatter(Grid grid, const void* readings, uint32_t messages, uint64_t n, T* out,
+                       const uint32_t* status) {
   if (*status) return;
+  const Reading* const each = static_cast<const Reading*>(readings);
   const uint64_t tiles = tiles_of(n);
-  for (uint64_t tile = global_thread() / 32; tile < tiles; tile += global_threads() / 32) {
-    const uint64_t block = tile / kTilesOfBlock;
-    const uint32_t i = static_cast<uint32_t>(tile % kTilesOfBlock);
-    const uint32_t count = count_of(payload, block), m = block_elements(block, n);
-    const uint32_t begin = starts[tile], left = m - i * kTile, part = left < kTile ? left : kTile;
-    const uint8_t* const section = payload + kPrefix + 4 * blocks_of(n) + sections[block];
-    const uint8_t* const first = values + firsts[block] * sizeof(U);
-    T* const to = out + block * kIndexBlock;
-    if (is_bitmap(count, m)) {
-      read_bitmap<T, Add>(section, i, bitmap_bytes(m), begin, first, to + i * kTile, part);
-    } else {
-      const uint32_t end = i + 1 < kTilesOfBlock ? starts[tile + 1] : count;
-      read_list<T, Add>(reinterpret_cast<const uint16_t*>(section), begin, end, first, to, to + i * kTile,
-                        part);
+  for (uint64_t tile = grid.thread() / 32; tile < tiles; tile += grid.threads() / 32) {
+#pragma unroll 1
+    for (uint32_t message = 0; message < messages; ++message) {
+      read_tile<T, Add>(each[message], tile, n, out);
+      __syncwarp();  // another lane may add the next message's value to the same element
     }
   }
 }
 
-}  // namespace
+// Return the status to all threads. One reads it, since other blocks may find a fault while this one begins.
+HC_DEVICE bool is_damaged(uint32_t* status, uint32_t* shared) {
+  if (threadIdx.x == 0) shared[0] = atomicOr(reinterpret_cast<unsigned int*>(status), 0u);
+  __syncthreads();
+  return shared[0] != 0;
+}
 
-// Find the starts of each index block's values and section, if the section's lengths are right: `k` values in
-// `bytes`. One block.
-HC_KERNEL(kThreads)
-sparse_sections(const uint8_t* payload, uint64_t n, uint64_t k, uint64_t bytes, uint64_t* firsts,
-                uint64_t* sections, uint32_t* status) {
+HC_DEVICE void find_sections(Grid, const uint8_t* payload, uint64_t n, uint64_t k, uint64_t bytes,
+                             const uint8_t* values_at, uint64_t* firsts, uint64_t* sections, uint32_t* starts,
+                             void* reading, uint32_t* status) {
   HC_SHARED(unsigned long long, sums, kWarps);
   HC_SHARED(uint32_t, damaged, 1);
-  if (threadIdx.x == 0) damaged[0] = *status;
-  __syncthreads();
-  if (damaged[0]) return;
+  if (is_damaged(status, damaged)) return;
+  if (bytes == kOwn) {
+    k = reinterpret_cast<const uint64_t*>(payload)[0];
+    bytes = reinterpret_cast<const uint64_t*>(payload)[1];
+  }
   const uint64_t number = blocks_of(n);
   uint64_t values = 0, need = 0;
   for (uint64_t start = 0; start < number; start += kThreads * kEach) {
@@ -208,23 +236,20 @@ sparse_sections(const uint8_t* payload, uint64_t n, uint64_t k, uint64_t bytes, 
   if (threadIdx.x) return;
   if (values != k) fail(status, kBadIndexCount);
   if (need + 4 * number != bytes) fail(status, kBadLength);
+  if (!values_at) values_at = payload + kPrefix + bytes + sizeof(Header);
+  *static_cast<Reading*>(reading) = {payload, values_at, firsts, sections, starts};
 }
 
-// Check each block's indices; `starts` gets, for each tile, how many of its index block's lie before it.
-HC_KERNEL(kThreads)
-sparse_check(const uint8_t* payload, uint64_t n, const uint64_t* sections, uint32_t* starts,
-             uint32_t* status) {
+HC_DEVICE void check_sections(Grid grid, uint64_t n, const void* reading, uint32_t* status) {
   HC_SHARED(uint32_t, shared, kTilesOfBlock);
   HC_SHARED(uint32_t, damaged, 1);
-  // One thread reads the status, since other blocks may find a fault while this one begins.
-  if (threadIdx.x == 0) damaged[0] = atomicOr(reinterpret_cast<unsigned int*>(status), 0u);
-  __syncthreads();
-  if (damaged[0]) return;
+  if (is_damaged(status, damaged)) return;
+  const Reading r = *static_cast<const Reading*>(reading);
   const uint64_t number = blocks_of(n);
-  for (uint64_t block = blockIdx.x; block < number; block += gridDim.x) {
-    const uint32_t count = count_of(payload, block), m = block_elements(block, n);
-    const uint8_t* const section = payload + kPrefix + 4 * number + sections[block];
-    uint32_t* const first = starts + block * kTilesOfBlock;
+  for (uint64_t block = grid.block; block < number; block += grid.blocks) {
+    const uint32_t count = count_of(r.payload, block), m = block_elements(block, n);
+    const uint8_t* const section = r.payload + kPrefix + 4 * number + r.sections[block];
+    uint32_t* const first = r.starts + block * kTilesOfBlock;
     if (is_bitmap(count, m))
       check_bitmap(section, count, m, first, shared, status);
     else
@@ -232,15 +257,35 @@ sparse_check(const uint8_t* payload, uint64_t n, const uint64_t* sections, uint3
   }
 }
 
+}  // namespace
+
+// Find the starts of each index block's values and section, if the section's lengths are right: `k` values in
+// `bytes`, or as many as the prefix says if they are kOwn; write to `reading` where the next kernels find the
+// message. The values are at `values`, or, if that is null, behind the index section and the header of their
+// message. One block.
+HC_KERNEL(kThreads)
+sparse_sections(const uint8_t* payload, uint64_t n, uint64_t k, uint64_t bytes, const uint8_t* values,
+                uint64_t* firsts, uint64_t* sections, uint32_t* starts, void* reading, uint32_t* status) {
+  find_sections(whole_grid(), payload, n, k, bytes, values, firsts, sections, starts, reading, status);
+}
+HC_TABLE_FORM(kThreads, sparse_sections, find_sections)
+
+// Check each block's indices, and find for each tile how many of its index block's lie before it.
+HC_KERNEL(kThreads)
+sparse_check(uint64_t n, const void* reading, uint32_t* status) {
+  check_sections(whole_grid(), n, reading, status);
+}
+HC_TABLE_FORM(kThreads, sparse_check, check_sections)
+
 }  // namespace hybridcomp
 
-#define HC_SCATTER(name, T, Add)                                                                       \
-  HC_KERNEL(hybridcomp::kThreads)                                                                      \
-  name(const std::uint8_t* payload, std::uint64_t n, const std::uint64_t* firsts,                      \
-       const std::uint64_t* sections, const std::uint32_t* starts, const std::uint8_t* values, T* out, \
-       const std::uint32_t* status) {                                                                  \
-    hybridcomp::scatter<T, Add>(payload, n, firsts, sections, starts, values, out, status);            \
-  }
+// `readings` has so many messages; of a _scatter it is one.
+#define HC_SCATTER(name, T, Add)                                                                             \
+  HC_KERNEL(hybridcomp::kThreads)                                                                            \
+  name(const void* readings, std::uint32_t messages, std::uint64_t n, T* out, const std::uint32_t* status) { \
+    hybridcomp::scatter<T, Add>(hybridcomp::whole_grid(), readings, messages, n, out, status);               \
+  }                                                                                                          \
+  HC_TABLE_FORM(hybridcomp::kThreads, name, hybridcomp::scatter<T, Add>)
 HC_SCATTER(sparse_scatter_16, std::uint16_t, false)
 HC_SCATTER(sparse_scatter_32, std::uint32_t, false)
 HC_SCATTER(sparse_scatter_64, std::uint64_t, false)

@@ -89,7 +89,8 @@ HC_DEVICE void find_rank(const uint32_t* bins, uint32_t rank, uint32_t* found, u
 // Find a key that `first` of the sample's elements reach, and one above it that `second` reach: by the higher
 // two digits of the keys alone, since ignoring the rest takes only few elements more.
 template <typename U>
-HC_DEVICE void guess(const U* src, uint64_t n, uint32_t groups, uint32_t first, uint32_t second, Search* s) {
+HC_DEVICE void guess(Grid, const U* src, uint64_t n, uint32_t groups, uint32_t first, uint32_t second,
+                     void* search) {
   using Key = typename KeyOf<U>::Type;
   constexpr int kBits = 8 * sizeof(U) - 1, kDigit = 11, kShift = kBits - kDigit;
   constexpr int kLeft = kShift < kDigit ? 0 : kShift - kDigit;
@@ -97,6 +98,7 @@ HC_DEVICE void guess(const U* src, uint64_t n, uint32_t groups, uint32_t first, 
   HC_SHARED(uint32_t, bins, 2 * kBins);
   HC_SHARED(uint32_t, sums, kSampleThreads / 32);
   HC_SHARED(uint32_t, found, 4);
+  Search* const s = static_cast<Search*>(search);
   const uint32_t size = groups ? groups * static_cast<uint32_t>(kGroupOfSample) : static_cast<uint32_t>(n);
   Key keys[kSampleEach];
 #pragma unroll
@@ -171,7 +173,7 @@ HC_DEVICE uint32_t filter_tile(const Tiles<U>& t, uint64_t tile, uint32_t m, con
 // Write the candidates of all tiles to their slots. With a histogram (top-k) the last block takes the first
 // step of the search for the k-th.
 template <typename U, bool Histogram>
-HC_DEVICE void filter(const Tiles<U>& t, Search* s, uint64_t* histogram, uint64_t k) {
+HC_DEVICE void filter(Grid grid, const Tiles<U>& t, Search* s, uint64_t* histogram, uint64_t k) {
   HC_SHARED(uint32_t, bins, Histogram ? kBins + 1 : 1);
   HC_SHARED(uint32_t, shared, 2);
   HC_SHARED(unsigned long long, sums, kWarps);
@@ -185,7 +187,7 @@ HC_DEVICE void filter(const Tiles<U>& t, Search* s, uint64_t* histogram, uint64_
   __syncthreads();
   const uint64_t tiles = tiles_of(t.n);
   uint64_t taken = 0;
-  for (uint64_t tile = global_thread() / 32; tile < tiles; tile += global_threads() / 32) {
+  for (uint64_t tile = grid.thread() / 32; tile < tiles; tile += grid.threads() / 32) {
     const uint32_t m = tile_elements(t, tile);
     taken += filter_tile<U, Histogram>(t, tile, m, range, bins);
   }
@@ -193,7 +195,7 @@ HC_DEVICE void filter(const Tiles<U>& t, Search* s, uint64_t* histogram, uint64_
   if constexpr (Histogram) {
     __syncthreads();
     add_bins(bins, histogram);
-    if (!last_to_arrive(s, shared)) return;
+    if (!last_to_arrive(grid, s, shared)) return;
     const uint64_t reached = seen64(&s->taken);
     const bool misled = reached < k;
     if (threadIdx.x == 0) {
@@ -215,7 +217,7 @@ HC_DEVICE void filter(const Tiles<U>& t, Search* s, uint64_t* histogram, uint64_
 
 // Find one more digit of the key that is sought.
 template <typename U>
-HC_DEVICE void search(const Tiles<U>& t, Search* s, uint64_t* histogram, bool zeros) {
+HC_DEVICE void search(Grid grid, const Tiles<U>& t, Search* s, uint64_t* histogram, bool zeros) {
   using Key = typename KeyOf<U>::Type;
   HC_SHARED(uint32_t, bins, kBins + 1);
   HC_SHARED(uint32_t, shared, 1);
@@ -226,12 +228,30 @@ HC_DEVICE void search(const Tiles<U>& t, Search* s, uint64_t* histogram, bool ze
   const int shift = shift_of(from, to);
   for (uint32_t b = threadIdx.x; b <= kBins; b += kThreads) bins[b] = 0;
   __syncthreads();
-  each_candidate(t, everywhere, static_cast<Key>(from), static_cast<Key>(to - from), [&](U x) {
+  each_candidate(grid, t, everywhere, static_cast<Key>(from), static_cast<Key>(to - from), [&](U x) {
     atomicAdd(&bins[static_cast<uint32_t>((key_of(x) - static_cast<Key>(from)) >> shift)], 1u);
   });
   __syncthreads();
   add_bins(bins, histogram);
-  if (last_to_arrive(s, shared)) narrow(s, histogram, kTop<U>, zeros, sums);
+  if (last_to_arrive(grid, s, shared)) narrow(s, histogram, kTop<U>, zeros, sums);
+}
+
+template <typename U>
+HC_DEVICE void filter_topk(Grid grid, const U* src, uint64_t n, U* values, uint16_t* places, uint32_t room,
+                           uint32_t* counts, void* search, uint64_t* histogram, uint64_t k) {
+  filter<U, true>(grid, {src, n, values, places, room, counts}, static_cast<Search*>(search), histogram, k);
+}
+
+template <typename U>
+HC_DEVICE void filter_reaching(Grid grid, const U* src, uint64_t n, U* values, uint16_t* places,
+                               uint32_t room, uint32_t* counts, void* search) {
+  filter<U, false>(grid, {src, n, values, places, room, counts}, static_cast<Search*>(search), nullptr, 0);
+}
+
+template <typename U>
+HC_DEVICE void search_digit(Grid grid, const U* src, uint64_t n, U* values, uint16_t* places, uint32_t room,
+                            uint32_t* counts, void* state, uint64_t* histogram, uint32_t zeros) {
+  search<U>(grid, {src, n, values, places, room, counts}, static_cast<Search*>(state), histogram, zeros != 0);
 }
 
 }  // namespace
@@ -240,33 +260,36 @@ HC_DEVICE void search(const Tiles<U>& t, Search* s, uint64_t* histogram, bool ze
 // Find the range of keys to begin with, from the sample (`groups` of neighbours; 0: all elements, at most
 // 16,384). `first` of its elements, or a few more, reach the lower end (0: it is zero), and `second`, or a
 // few less, the key below the upper end (0: it is above all keys). One block.
-#define HC_SAMPLE(bits, U)                                                                         \
-  HC_KERNEL(hybridcomp::kSampleThreads)                                                            \
-  sparse_sample_##bits(const U* src, std::uint64_t n, std::uint32_t groups, std::uint32_t first,   \
-                       std::uint32_t second, void* search) {                                       \
-    hybridcomp::guess<U>(src, n, groups, first, second, static_cast<hybridcomp::Search*>(search)); \
-  }
+#define HC_SAMPLE(bits, U)                                                                       \
+  HC_KERNEL(hybridcomp::kSampleThreads)                                                          \
+  sparse_sample_##bits(const U* src, std::uint64_t n, std::uint32_t groups, std::uint32_t first, \
+                       std::uint32_t second, void* search) {                                     \
+    hybridcomp::guess<U>(hybridcomp::whole_grid(), src, n, groups, first, second, search);       \
+  }                                                                                              \
+  HC_TABLE_FORM(hybridcomp::kSampleThreads, sparse_sample_##bits, hybridcomp::guess<U>)
 HC_EACH_SIZE(HC_SAMPLE)
 
-// Filter the candidates. topk != 0: with the search's first step; else the elements that reach the limit are
-// taken, and no more is done.
+// Filter the candidates: _filter with the first step of top-k's search; with _reach the elements that reach
+// the limit are taken, and no more is done.
 #define HC_FILTER(bits, U)                                                                                   \
   HC_KERNEL(hybridcomp::kThreads)                                                                            \
   sparse_filter_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room,  \
                        std::uint32_t* counts, void* search, std::uint64_t* histogram, std::uint64_t k) {     \
-    hybridcomp::filter<U, true>({src, n, values, places, room, counts},                                      \
-                                static_cast<hybridcomp::Search*>(search), histogram, k);                     \
+    hybridcomp::filter_topk<U>(hybridcomp::whole_grid(), src, n, values, places, room, counts, search,       \
+                               histogram, k);                                                                \
   }                                                                                                          \
+  HC_TABLE_FORM(hybridcomp::kThreads, sparse_filter_##bits, hybridcomp::filter_topk<U>)                      \
   HC_KERNEL(hybridcomp::kThreads)                                                                            \
   sparse_reach_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room,   \
                       std::uint32_t* counts, void* search) {                                                 \
-    hybridcomp::filter<U, false>({src, n, values, places, room, counts},                                     \
-                                 static_cast<hybridcomp::Search*>(search), nullptr, 0);                      \
+    hybridcomp::filter_reaching<U>(hybridcomp::whole_grid(), src, n, values, places, room, counts, search);  \
   }                                                                                                          \
+  HC_TABLE_FORM(hybridcomp::kThreads, sparse_reach_##bits, hybridcomp::filter_reaching<U>)                   \
   HC_KERNEL(hybridcomp::kThreads)                                                                            \
   sparse_search_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room,  \
                        std::uint32_t* counts, void* search, std::uint64_t* histogram, std::uint32_t zeros) { \
-    hybridcomp::search<U>({src, n, values, places, room, counts}, static_cast<hybridcomp::Search*>(search),  \
-                          histogram, zeros != 0);                                                            \
-  }
+    hybridcomp::search_digit<U>(hybridcomp::whole_grid(), src, n, values, places, room, counts, search,      \
+                                histogram, zeros);                                                           \
+  }                                                                                                          \
+  HC_TABLE_FORM(hybridcomp::kThreads, sparse_search_##bits, hybridcomp::search_digit<U>)
 HC_EACH_SIZE(HC_FILTER)

@@ -75,7 +75,8 @@ HC_DEVICE void place_blocks(const Blocks& blocks, uint64_t n, uint32_t element, 
 
 // Count the elements sent of every tile and index block; the last block places them.
 template <typename U>
-HC_DEVICE void count(const Tiles<U>& t, uint32_t* chosen, const Blocks& blocks, uint8_t* payload, Search* s) {
+HC_DEVICE void count(Grid grid, const Tiles<U>& t, uint32_t* chosen, const Blocks& blocks, uint8_t* payload,
+                     Search* s) {
   using Key = typename KeyOf<U>::Type;
   HC_SHARED(uint32_t, tiles, kTilesOfBlock);  // above and ties, packed
   HC_SHARED(uint32_t, shared, 1);
@@ -84,7 +85,7 @@ HC_DEVICE void count(const Tiles<U>& t, uint32_t* chosen, const Blocks& blocks, 
   const uint64_t number = blocks_of(t.n);
   const bool counted = !sent.everywhere && !sent.ties && sent.all == sent.low;
   const Key all = static_cast<Key>(sent.all), tie = static_cast<Key>(sent.tie), from = sent.ties ? tie : all;
-  for (uint64_t block = blockIdx.x; block < number; block += gridDim.x) {
+  for (uint64_t block = grid.block; block < number; block += grid.blocks) {
     const uint64_t first = block * kTilesOfBlock, left = tiles_of(t.n) - first;
     const uint32_t end = left < kTilesOfBlock ? static_cast<uint32_t>(left) : kTilesOfBlock;
     if (threadIdx.x < kTilesOfBlock)
@@ -118,7 +119,7 @@ HC_DEVICE void count(const Tiles<U>& t, uint32_t* chosen, const Blocks& blocks, 
     }
     __syncthreads();
   }
-  if (last_to_arrive(s, shared)) place_blocks(blocks, t.n, sizeof(U), sent.ties, payload, s, sums);
+  if (last_to_arrive(grid, s, shared)) place_blocks(blocks, t.n, sizeof(U), sent.ties, payload, s, sums);
 }
 
 // Return the first `count` of the bits set.
@@ -292,8 +293,8 @@ HC_DEVICE void write_bits(uint8_t* bitmap, uint32_t tile_in_block, uint32_t end,
 // Write sections and values, an index block at a time. Values follow the index section and a header's room,
 // or go to `values`.
 template <typename U>
-HC_DEVICE void write(const Tiles<U>& t, const uint32_t* chosen, const Blocks& blocks, uint8_t* payload,
-                     uint8_t* values, const Search* s) {
+HC_DEVICE void write(Grid grid, const Tiles<U>& t, const uint32_t* chosen, const Blocks& blocks,
+                     uint8_t* payload, uint8_t* values, const Search* s) {
   HC_SHARED(uint32_t, offsets, kTilesOfBlock + 1);
   HC_SHARED(uint32_t, quotas, kTilesOfBlock);
   HC_SHARED(uint32_t, words, kWarps * kBatch * 32);
@@ -303,7 +304,7 @@ HC_DEVICE void write(const Tiles<U>& t, const uint32_t* chosen, const Blocks& bl
   uint32_t* const mine = words + warp_of() * kBatch * 32;
   const uint32_t at = warp_of() * kBatch;  // the warp's first tile in its index block
   if (!values) values = payload + kPrefix + s->index_bytes + sizeof(Header);
-  for (uint64_t block = blockIdx.x; block < number; block += gridDim.x) {
+  for (uint64_t block = grid.block; block < number; block += grid.blocks) {
     const uint64_t first = block * kTilesOfBlock;
     const Batch<U> batch = load_batch(t, first + at, tiles, sent.everywhere != 0);
 #pragma unroll
@@ -332,42 +333,75 @@ HC_DEVICE void write(const Tiles<U>& t, const uint32_t* chosen, const Blocks& bl
   }
 }
 
-}  // namespace
+template <typename U>
+HC_DEVICE void count_sent(Grid grid, const U* src, uint64_t n, U* values, uint16_t* places, uint32_t room,
+                          uint32_t* counts, void* search, uint32_t* chosen, uint32_t* above, uint32_t* ties,
+                          uint64_t* firsts, uint64_t* sections, uint8_t* payload) {
+  count<U>(grid, {src, n, values, places, room, counts}, chosen, {above, ties, firsts, sections}, payload,
+           static_cast<Search*>(search));
+}
 
-// Write the header of values that go as they are: a message of `none` after the index section.
-HC_KERNEL(kCrcThreads)
-sparse_seal(uint8_t* payload, void* search, uint32_t dtype, uint32_t element, uint32_t params) {
+template <typename U>
+HC_DEVICE void write_sent(Grid grid, const U* src, uint64_t n, U* values, uint16_t* places, uint32_t room,
+                          uint32_t* counts, void* search, uint32_t* chosen, uint32_t* above, uint32_t* ties,
+                          uint64_t* firsts, uint64_t* sections, uint8_t* payload, uint8_t* to) {
+  write<U>(grid, {src, n, values, places, room, counts}, chosen, {above, ties, firsts, sections}, payload, to,
+           static_cast<const Search*>(search));
+}
+
+HC_DEVICE void seal_values(Grid grid, uint8_t* payload, void* search, uint32_t dtype, uint32_t element,
+                           uint32_t params) {
   HC_SHARED(CrcShared, shared, 1);
   HC_SHARED(Header, header, 1);
   Search* const s = static_cast<Search*>(search);
   const uint64_t count = s->count, size = count * element;
   uint8_t* const message = payload + kPrefix + s->index_bytes;
-  const uint32_t share = crc_share(message + sizeof(Header), size, shared);
+  const uint32_t share = crc_share(message + sizeof(Header), size, shared, grid);
   uint32_t sum;
-  if (!last_block(share, reinterpret_cast<Work*>(s->crc), shared, &sum)) return;
+  if (!last_block(share, reinterpret_cast<Work*>(s->crc), shared, &sum, grid)) return;
   write_header(message, {kMagic, kNoneId, static_cast<uint8_t>(dtype), 0, count, size, params, 0}, header,
                *shared, sum);
 }
 
-// Put the message of the values, of `size` bytes or of `*total`, after the index section.
-HC_KERNEL(kThreads)
-sparse_place(uint8_t* payload, void* search, const uint8_t* message, uint64_t size, const uint64_t* total) {
+HC_DEVICE void place_values(Grid grid, uint8_t* payload, void* search, const uint8_t* message, uint64_t size,
+                            const uint64_t* total) {
   Search* const s = static_cast<Search*>(search);
   const uint64_t bytes = total ? *total : size;
   uint8_t* const to = payload + kPrefix + s->index_bytes;
   const uint64_t whole = bytes / 4;
-  for (uint64_t i = global_thread(); i < whole; i += global_threads())
+  for (uint64_t i = grid.thread(); i < whole; i += grid.threads())
     store_any<uint32_t>(to + 4 * i, reinterpret_cast<const uint32_t*>(message)[i]);
-  if (global_thread() >= bytes % 4) return;
-  to[4 * whole + global_thread()] = message[4 * whole + global_thread()];
+  if (grid.thread() >= bytes % 4) return;
+  to[4 * whole + grid.thread()] = message[4 * whole + grid.thread()];
 }
+
+HC_DEVICE void set_length(Grid, void* search, uint64_t size, const uint64_t* total) {
+  Search* const s = static_cast<Search*>(search);
+  if (threadIdx.x == 0) s->bytes = kPrefix + s->index_bytes + (total ? *total : size);
+}
+
+}  // namespace
+
+// Write the header of values that go as they are: a message of `none` after the index section.
+HC_KERNEL(kCrcThreads)
+sparse_seal(uint8_t* payload, void* search, uint32_t dtype, uint32_t element, uint32_t params) {
+  seal_values(whole_grid(), payload, search, dtype, element, params);
+}
+HC_TABLE_FORM(kCrcThreads, sparse_seal, seal_values)
+
+// Put the message of the values, of `size` bytes or of `*total`, after the index section.
+HC_KERNEL(kThreads)
+sparse_place(uint8_t* payload, void* search, const uint8_t* message, uint64_t size, const uint64_t* total) {
+  place_values(whole_grid(), payload, search, message, size, total);
+}
+HC_TABLE_FORM(kThreads, sparse_place, place_values)
 
 // Find the payload's length with that message.
 HC_KERNEL(32)
 sparse_length(void* search, uint64_t size, const uint64_t* total) {
-  Search* const s = static_cast<Search*>(search);
-  if (threadIdx.x == 0) s->bytes = kPrefix + s->index_bytes + (total ? *total : size);
+  set_length(whole_grid(), search, size, total);
 }
+HC_TABLE_FORM(32, sparse_length, set_length)
 
 }  // namespace hybridcomp
 
@@ -377,15 +411,17 @@ sparse_length(void* search, uint64_t size, const uint64_t* total) {
                       std::uint32_t* counts, void* search, std::uint32_t* chosen, std::uint32_t* above,    \
                       std::uint32_t* ties, std::uint64_t* firsts, std::uint64_t* sections,                 \
                       std::uint8_t* payload) {                                                             \
-    hybridcomp::count<U>({src, n, values, places, room, counts}, chosen, {above, ties, firsts, sections},  \
-                         payload, static_cast<hybridcomp::Search*>(search));                               \
+    hybridcomp::count_sent<U>(hybridcomp::whole_grid(), src, n, values, places, room, counts, search,      \
+                              chosen, above, ties, firsts, sections, payload);                             \
   }                                                                                                        \
+  HC_TABLE_FORM(hybridcomp::kThreads, sparse_count_##bits, hybridcomp::count_sent<U>)                      \
   HC_KERNEL(hybridcomp::kThreads)                                                                          \
   sparse_write_##bits(const U* src, std::uint64_t n, U* values, std::uint16_t* places, std::uint32_t room, \
                       std::uint32_t* counts, void* search, std::uint32_t* chosen, std::uint32_t* above,    \
                       std::uint32_t* ties, std::uint64_t* firsts, std::uint64_t* sections,                 \
                       std::uint8_t* payload, std::uint8_t* to) {                                           \
-    hybridcomp::write<U>({src, n, values, places, room, counts}, chosen, {above, ties, firsts, sections},  \
-                         payload, to, static_cast<const hybridcomp::Search*>(search));                     \
-  }
+    hybridcomp::write_sent<U>(hybridcomp::whole_grid(), src, n, values, places, room, counts, search,      \
+                              chosen, above, ties, firsts, sections, payload, to);                         \
+  }                                                                                                        \
+  HC_TABLE_FORM(hybridcomp::kThreads, sparse_write_##bits, hybridcomp::write_sent<U>)
 HC_EACH_SIZE(HC_WRITE)

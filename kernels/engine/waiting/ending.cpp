@@ -2,7 +2,9 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -34,11 +36,21 @@ Ending& ending() {
   return *one;
 }
 
+// Wait until the launcher has read what this process has written, for a second at most: MPICH's mpiexec drops
+// output that it has not read when a rank aborts.
+void await_reader(int file) {
+  struct stat kind{};
+  if (fstat(file, &kind) || !S_ISFIFO(kind.st_mode)) return;
+  for (int looks = 0, unread = 0; looks < 1000 && !ioctl(file, FIONREAD, &unread) && unread > 0; ++looks)
+    usleep(1000);
+}
+
 // End the process here. Destructors of libraries that MPI's threads work with would crash it.
 [[noreturn]] void end(int status) {
   std::fflush(stdout);
   std::fflush(stderr);
   if (status && ending().launcher >= 0) {
+    for (const int file : {STDOUT_FILENO, STDERR_FILENO}) await_reader(file);
     const std::string text = "cmd=abort exitcode=" + std::to_string(status & 0xFF) + "\n";
     // Where the launcher is gone, it needs to know nothing.
     static_cast<void>(send(ending().launcher, text.data(), text.size(), MSG_NOSIGNAL));

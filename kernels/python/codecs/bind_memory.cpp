@@ -161,6 +161,17 @@ void result(Memory& memory, nb::handle values, std::size_t start) {
   memory.result(kernels(), to, n, start, thread_count());
 }
 
+// Have a memory send a momentum of which x is a part; without one it sends x again. Its owner keeps it alive.
+void blend(PlainMemory& memory, nb::handle momentum, double beta) {
+  if (momentum.is_none()) {
+    memory.blend(nullptr, 0);
+    return;
+  }
+  if (!(beta >= 0 && beta < 1)) Buffer::fail("beta must be from 0 to below 1");
+  const Buffer values(momentum, false);
+  memory.blend(values_of(values, memory.size(), is_wide(memory), "momentum"), beta);
+}
+
 void add(EstimateMemory& memory, nb::handle decoded, nb::handle out) {
   const Buffer from(decoded, false), to(out, true);
   if (span_of(memory, from, memory.kind(), 0, "decoded") != memory.size())
@@ -271,7 +282,9 @@ void bind_memory(nb::module_& m) {
       .def("state", &state, "name"_a, "make"_a = false,
            "An array of the state, its own memory; None if there is none of this name.");
   nb::class_<PlainMemory, Memory>(m, "PlainMemory")
-      .def("__init__", &make<PlainMemory>, "n"_a, "wide"_a, "rooms"_a);
+      .def("__init__", &make<PlainMemory>, "n"_a, "wide"_a, "rooms"_a)
+      .def("blend", &blend, "momentum"_a.none(), "beta"_a,
+           "From now on x is a part of a momentum, whose memory must stay; None ends it.");
   nb::class_<AcceleratedMemory, PlainMemory>(m, "AcceleratedMemory")
       .def("__init__", &make_momentum<AcceleratedMemory>, "n"_a, "wide"_a, "rooms"_a, "momentum"_a);
   nb::class_<AverageMemory, Memory>(m, "AverageMemory")

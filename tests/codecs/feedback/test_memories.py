@@ -12,8 +12,7 @@ import hybridcomp as hc
 from hybridcomp import native, wire
 from hybridcomp.arrays import DType, Flat, as_dtype
 from hybridcomp.codecs import FORMS, Codec, get_codec
-from hybridcomp.codecs.feedback.joined import JoinedMemory
-from hybridcomp.codecs.feedback.memory import Memory, Scratch
+from hybridcomp.codecs.feedback.memory import JoinedMemory, Memory, Scratch
 from hybridcomp.codecs.sparse.base import SparseCodec
 from tests.codecs import common
 
@@ -87,7 +86,8 @@ def test_encoders_say_whose_they_are():
         found += 1
         params = codec.params
         plain = params.get("symmetric") and not params.get("hadamard")
-        blocks = (codec.bits, params["block"]) if plain else (0, 0)
+        signs = (1, params["block"]) if codec.name == "sign" else (0, 0)
+        blocks = (codec.bits, params["block"]) if plain else signs
         sparse = isinstance(codec, SparseCodec)
         assert codec.encoder.identity == (codec.wire_id, codec.params_hash, *blocks, sparse), spec
         # A memory relies on the kernels to decode what they encode.
@@ -298,3 +298,84 @@ def test_memories_of_several_forms_or_types_are_not_joined() -> None:
     for parts in ([plain, other], [plain, wide], []):
         with pytest.raises(ValueError, match=r"joined|no memory to join"):
             JoinedMemory(parts, Scratch())
+
+
+@pytest.mark.parametrize("dtype", common.FLOATS)
+@pytest.mark.parametrize("spec", ["sign:block=40", "int8", "int4", "topk:ratio=0.1", "none", *OTHERS[:1]])
+def test_data_blended_with_a_momentum(spec, dtype):
+    """Messages and residuals are those of the momentum, in one pass, in spans and by halves; sums get no more of it."""
+    codec, kind, n, beta = get_codec(spec), as_dtype(dtype), CUTS[-1], 0.9
+    wide = np.dtype(kind.accumulator.storage).type
+    momentum = common.gaussian(n, np.dtype(wide).name, 50)
+    spans = [slice(a, b) for a, b in itertools.pairwise(CUTS)]
+    for cut in ([slice(0, n)], spans):
+        ours, halves, plain = made("ef", n, dtype), made("ef", n, dtype), made("ef", n, np.dtype(wide).name)
+        assert ours.adds_own
+        for step in range(4):
+            x = flat(n, kind, step, {2: np.inf}.get(step))
+            values = np.empty(n, wide)
+            native.kernels().convert(x.data, kind, values, kind.accumulator, False)
+            with np.errstate(invalid="ignore"):
+                blended = wide(beta) * momentum + wide(1 - beta) * values
+            local = Flat(blended, ours.kind, blended.shape, True, False)
+            for memory in (ours, halves):
+                memory.blend(momentum, beta)
+                assert not memory.adds_own
+                memory.begin()
+            plain.begin()
+            for s in cut[:-1] or cut:
+                expected = encode(plain, codec, part(local, s), s, halves=False)
+                assert encode(ours, codec, part(x, s), s, halves=False) == expected
+                assert encode(halves, codec, part(x, s), s, halves=True) == expected
+            if len(cut) > 1:
+                own = cut[-1]
+                totals = [memory.own(codec, part(x, own), own) for memory in (ours, halves)]
+                totals.append(blended[own].copy())
+                assert len({total.tobytes() for total in totals}) == 1
+                sums = [
+                    encode_sum(memory, codec, total, own, 3, memory is halves)
+                    for memory, total in zip((ours, halves, plain), totals, strict=True)
+                ]
+                assert len(set(sums)) == 1
+            assert_same_states(ours, plain)
+            assert_same_states(halves, plain)
+        ours.blend(None)
+        assert ours.adds_own
+
+
+def test_momenta_that_cannot_be_blended():
+    memory = made("ef", 10)
+    for momentum, beta, allowed in (
+        (np.zeros(9, np.float32), 0.9, "must be 10 aligned floats"),
+        (np.zeros(10, np.float64), 0.9, "must be 10 aligned floats"),
+        (np.zeros(41, np.uint8)[1:], 0.9, "must be 10 aligned floats"),
+        (np.zeros(10, np.float32), 1.0, "beta must be from 0 to below 1"),
+    ):
+        with pytest.raises(ValueError, match=allowed):
+            memory.blend(momentum, beta)
+
+
+@pytest.mark.parametrize("dtype", common.FLOATS)
+@pytest.mark.parametrize("isa", native.kernels().available_isas())
+def test_signs_of_an_array_that_no_cache_holds(isa, dtype):
+    """They have the bits of the halves: blocks are read and written side by side, and the last one is short."""
+    kind, n = as_dtype(dtype), (1 << 20) + 12_345
+    with native.using_isa(isa):
+        for block, threads in ((65536, 1), (24, 3)):
+            codec = get_codec(f"sign:block={block}")
+            ours, halves = made("ef", n, dtype), made("ef", n, dtype)
+            hc.set_num_threads(threads)
+            try:
+                for step, bad in enumerate((None, None, np.nan)):
+                    x, whole = flat(n, kind, step, bad), slice(0, n)
+                    messages = {encode(m, codec, x, whole, m is halves) for m in (ours, halves)}
+                    assert len(messages) == 1
+                    totals = [memory.own(codec, x, whole) for memory in (ours, halves)]
+                    sums = {
+                        encode_sum(m, codec, total, whole, 3, m is halves)
+                        for m, total in zip((ours, halves), totals, strict=True)
+                    }
+                    assert len(sums) == 1
+                    assert_same_states(ours, halves)
+            finally:
+                hc.set_num_threads(1)

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.engine.native import native_engine
+from hybridcomp.collectives.engine.groups import native_engine
 
 WORLD = MPI.COMM_WORLD
 LAST = WORLD.size - 1

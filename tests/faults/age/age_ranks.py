@@ -36,7 +36,7 @@ SIZES = [1, 3, 17, 1_000, 1_000, 20_000]
 EXACT = {"none", "bf16"}
 _IDLE_SECONDS = 1.2  # idle seconds after which the engine's threads for first messages end
 # Operation numbers from which tags are counted: they come round after a few operations then.
-SOON = {"30000": 29_950, "2**32": 2**32 - 50}
+SOON = {"20000": 19_950, "2**32": 2**32 - 50}
 
 
 def operation(comm: hc.Communicator, draw: random.Random) -> str:
@@ -202,11 +202,10 @@ def main(seed: str, operations: str, communicators: str, out: str) -> None:
 
 def _count_from(comm: hc.Communicator, number: int) -> None:
     """Have a communicator's operations number on from here, as if so many tags had been taken."""
-    tags = comm._transport._tags
-    each = 64 + max(4, comm.size + 1)  # tags that an operation's number stands for
-    tags.begin(number // each)
-    for _ in range(number % each):
-        tags.next_tag()
+    numbers, each = comm.transport._numbers, comm.transport._each
+    numbers.begin(number // (64 + each))
+    for _ in range(number % (64 + each) // each):
+        numbers.reserve()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,6 @@ from tests.faults.age.age_lives import FAULTS, NEEDS_MESSAGES
 def test_nothing_is_left_of_a_long_life(seed: int, over_mpi: bool) -> None:
     done = scenario(seed)
     comes = set(FAULTS) - (set() if over_mpi else NEEDS_MESSAGES)
-    assert set(done.faults) == comes | {"tags come round at 30000", "tags come round at 2**32"}
+    assert set(done.faults) == comes | {"tags come round at 20000", "tags come round at 2**32"}
     assert done.outcomes["right"] > 3_000
     assert done.outcomes["CollectiveTimeoutError"] == done.faults["rank late"]

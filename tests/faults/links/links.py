@@ -139,8 +139,14 @@ FAULTS: dict[str, tuple[Callable[[Lab, int], None], Callable[[Lab, int], None]]]
 }
 
 
-# Seconds that operations take at least where the fault has been there.
-_LEAST = {"slow": 3.0, "loses packets": 1.0}
+_SLOW_SECONDS = 3.0  # that operations take at least where a link has been slow
+
+
+def _lost(lab: Lab, host: int) -> int:
+    """Return the packets that the queue of a host's link has dropped."""
+    command = lab.host_command(host, ["tc", "-s", "-j", "qdisc", "show", "dev", "eth0"])
+    said = subprocess.run(command, check=True, capture_output=True, timeout=20).stdout
+    return sum(int(queue["drops"]) for queue in json.loads(said))
 
 
 def drawn(seed: int) -> Case:
@@ -252,6 +258,7 @@ class _Ranks:
             time.sleep(case.lasts)
             mend(self._lab, host)
         first = self._heard("first", limit - (time.monotonic() - began), case.timeout)
+        noticed = case.fault != "loses packets" or _lost(self._lab, host) > 0
         lasting = case.lasts is None or case.lasts > limit
         if lasting and not case.stays:
             mend(self._lab, host)
@@ -261,8 +268,8 @@ class _Ranks:
             said = first + self._heard("second", case.timeout + GRACE, case.timeout)
         self._have_ended()
         kinds = {one["kind"] for one in first}
-        least = case.lasts or _LEAST.get(case.fault, 0.0)
-        if kinds == {"right"} and max(one["seconds"] for one in first) < least:
+        least = case.lasts or (_SLOW_SECONDS if case.fault == "slow" else 0.0)
+        if kinds == {"right"} and (not noticed or max(one["seconds"] for one in first) < least):
             self.sort += ", too late"
         if case.must == "right":
             assert kinds == {"right"}, f"all must be right: {first}"

@@ -1,6 +1,6 @@
-"""Ranks of :mod:`.messages`: ``mpiexec -n 3 python -m tests.faults.messages.message_ranks SEED CASES LIBRARY OUT``.
+"""Ranks of :mod:`.messages`: ``mpiexec -n 3 python -m tests.faults.messages.message_ranks SEED CASES LIBRARY WHO OUT``.
 
-Steps are the compiled engine's, or with ``HYBRIDCOMP_DEVICES=1`` Python's.
+Steps are done by WHO: ``engine``, the compiled one, or ``python``.
 
 An operation runs undisturbed first, which gives the right bits and the number of messages that each rank sends. Then it
 runs again on a new communicator, and one rank's k-th message has a fault. Afterwards the next operation tells those
@@ -24,13 +24,14 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.algorithms.selection import OPERATIONS, refusal
-from hybridcomp.collectives.engine import native
+from hybridcomp.collectives.engine import groups
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.pmi.library import address
 from hybridcomp.schedules.registry import ALGORITHMS
 from tests.codecs.common import SPECS
 from tests.faults.messages.messages import KINDS
+from tests.mpi.conftest import step_by_step
 from tests.mpi.hosts import Hosts
 
 WORLD = MPI.COMM_WORLD
@@ -115,13 +116,19 @@ def attempt(comm: hc.Communicator, case: Case) -> tuple[bytes | None, BaseExcept
         return None, error
 
 
-def check(case: Case, library: Any) -> tuple[bool, Counter[str], str]:
-    """Run a case.
+def made(case: Case, who: str) -> hc.Communicator:
+    """Make the communicator of a case."""
+    comm = hc.Communicator(Hosts(WORLD, case.hosts), "none", "dp", timeout=_ELSE)
+    return step_by_step(comm) if who == "python" else comm
+
+
+def check(case: Case, library: Any, who: str) -> tuple[bool, Counter[str], str]:
+    """Run a case, whose steps are done by ``who``.
 
     Returns:
         Whether its fault was planted; how it ended, by rank; what was wrong.
     """
-    comm = hc.Communicator(Hosts(WORLD, case.hosts), "none", "dp", timeout=_ELSE)
+    comm = made(case, who)
     library.faults_arm(0, 0, 0)
     want, error = attempt(comm, case)
     sent = WORLD.allgather(library.faults_disarm())
@@ -135,7 +142,7 @@ def check(case: Case, library: Any) -> tuple[bool, Counter[str], str]:
         return False, Counter(), ""
     guilty = senders[case.draw % len(senders)]
     k = (case.draw >> 8) % sent[guilty]
-    comm = hc.Communicator(Hosts(WORLD, case.hosts), "none", "dp", timeout=_ELSE)
+    comm = made(case, who)
     comm.timeout = _PATIENCE.get(case.kind, _ELSE)
     kind = 1 + KINDS.index(case.kind) if WORLD.rank == guilty else 0
     WORLD.Barrier()
@@ -173,7 +180,7 @@ def loaded(path: str) -> Any:
     library.faults_draw.restype = ctypes.c_ulong
     library.faults_bind(ctypes.c_void_p(address("MPI_Isend")), MPI.PROC_NULL)
     ours = ctypes.cast(library.faults_isend, ctypes.c_void_p).value
-    native.address = lambda name: ours if name == "MPI_Isend" else address(name)
+    groups.address = lambda name: ours if name == "MPI_Isend" else address(name)
     honest = MpiTransport.isend
 
     def isend(self: MpiTransport, data: Any, peer: int, tag: int, mode: str = "Isend") -> MPI.Request:
@@ -195,7 +202,7 @@ def loaded(path: str) -> Any:
     return library
 
 
-def main(seed: str, cases: str, path: str, out: str) -> None:
+def main(seed: str, cases: str, path: str, who: str, out: str) -> None:
     """Run all cases, and write what was done."""
     library = loaded(path)
     random_ = random.Random(seed)
@@ -203,7 +210,7 @@ def main(seed: str, cases: str, path: str, out: str) -> None:
     outcomes: Counter[str] = Counter()
     for number in range(int(cases)):
         case = drawn(random_, WORLD.size)
-        planted, said, wrong = check(case, library)
+        planted, said, wrong = check(case, library, who)
         for rank, what in enumerate(WORLD.allgather(wrong)):
             if what:
                 if WORLD.rank == 0:

@@ -30,8 +30,7 @@ def scenario(seed: int, cases: int = 12) -> Outcome:
     return outcome_of(
         ranks,
         "tests.faults.messages.message_ranks",
-        *(str(seed), str(cases), str(shared_library(_SHIM))),
+        *(str(seed), str(cases), str(shared_library(_SHIM)), "python" if python else "engine"),
         seconds=_SECONDS,
         HYBRIDCOMP_SHARED_MEMORY="0",
-        HYBRIDCOMP_DEVICES="1" if python else "0",
     )

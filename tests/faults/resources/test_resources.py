@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 
+from tests.faults.preload import library
 from tests.faults.resources import memory_group
-from tests.faults.resources.resources import private_shared_memory, scenario
-from tests.faults.resources.short import plan_of
+from tests.faults.resources.resources import ROOT, private_shared_memory, scenario
+from tests.faults.resources.short import SPECS, plan_of
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -25,7 +29,14 @@ pytestmark = [
         # Which of the threads' allocations is refused depends on who comes first: the scenario knows who must be told.
         (22, "memory", True, "allocations refused", None),
         (51, "memory", False, "allocations refused", {"MemoryError", "right"}),
-        (7, "files", True, "", {"ConfigError"}),
+        (
+            177,
+            "memory",
+            False,
+            "allocations refused",
+            {"MemoryError", "CollectiveTimeoutError", "right"},
+        ),  # a receive
+        (7, "files", True, "", {"right"}),
         (68, "address space", False, "", None),  # what fails depends on the libraries
         (5, "shared memory", False, "", {"right"}),
     ],
@@ -36,6 +47,23 @@ def test_all_ranks_have_an_error_or_the_right_bits(seed, kind, early, refused, o
     outcome = scenario(seed)
     assert not refused or outcome.faults[refused] > 0, outcome
     assert outcomes is None or set(outcome.outcomes) == outcomes
+
+
+def test_codecs_that_are_refused_memory_say_so():
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.faults.resources.short import codecs_alone; codecs_alone()"],
+        cwd=ROOT,
+        env=os.environ | {"LD_PRELOAD": str(library()), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(item for line in done.stdout.splitlines() for item in json.loads(line).items())
+    assert set(found) == set(SPECS)
+    assert all(ends.pop("MemoryError") for ends in found.values())
+    assert set().union(*found.values()) == {"right"}, found
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.engine import native
+from hybridcomp.collectives.engine import groups
 from hybridcomp.collectives.execution import wait
 from hybridcomp.collectives.failure import watchdog
 from hybridcomp.collectives.operations import fast_path_cache
@@ -40,7 +40,7 @@ def _bind(library: str) -> ctypes.CDLL:
         assert at is not None
         return at
 
-    for module in (native, wait, fast_path_cache):
+    for module in (groups, wait, fast_path_cache):
         module.address = address  # type: ignore[attr-defined]
     watchdog.BETWEEN_SECONDS, watchdog.LOOKS = 0.1, 10
     return shim

@@ -9,19 +9,22 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridcomp.arrays import as_dtype, flatten
+from hybridcomp.arrays import DType, as_dtype, flatten
 from hybridcomp.codecs import ErrorFeedback
-from hybridcomp.device import Queue
+from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.policy.toml import parse_policy
+from hybridcomp.schedules.topology import Topology
 from hybridcomp.torch.exchange.communicator import TorchCommunicator
 from hybridcomp.torch.exchange.group import Sizes
+from hybridcomp.torch.exchange.staging import DeviceStaging
 from hybridcomp.torch.hook import plan
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.over_torch import TorchOperations
@@ -56,19 +59,36 @@ class Exchanges:
     """Exchanges by MPI in place of torch's, in one order."""
 
     backend = "mpi"
+    levels = 1
+    staging: DeviceStaging | None = None
+    lanes = None
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
         self.rank, self.size, self.key = RANK, SIZE, 0
         self.started = 0
+        self.kept: list[object] = []
+
+    def keep(self, failed: object) -> None:
+        """Keep what an exchange that failed writes to: MPI may still do so."""
+        self.kept.append(failed)
 
     def check_alike(self, policy: Any) -> Any:
         """Return the policy, which all tests have the same on all ranks."""
         return policy
 
-    def sizes(self, counts: Sequence[int], *, failed: bool) -> Sizes:
-        said = self.comm.alltoall([(n, failed) for n in counts])
-        return Sizes([n for n, _ in said], [rank for rank, (_, failed) in enumerate(said) if failed])
+    def topology(self) -> Topology:
+        """Return hosts of two ranks, if there are to be two levels, the last one of those that are left."""
+        return Topology.even(self.size, self.levels)
+
+    def join_host(self, topology: Topology) -> str:
+        """Leave all messages to MPI."""
+        return ""
+
+    def sizes(self, counts: Sequence[int], *, failed: bool, carried: bool) -> Sizes:
+        said = self.comm.alltoall([(n, failed, carried) for n in counts])
+        failures = [rank for rank, (_, failed, _) in enumerate(said) if failed]
+        return Sizes([n for n, *_ in said], failures, any(carried for *_, carried in said))
 
     def start(self, send: Any, counts: Sequence[int], recv: Any, sizes: Sequence[int]) -> Exchange:
         self.started += 1
@@ -76,6 +96,52 @@ class Exchanges:
             [send, list(counts), None, MPI.BYTE], [recv, list(sizes), None, MPI.BYTE]
         )
         return Exchange(request, (send, recv), sizes)
+
+
+class TwoLevels(Exchanges):
+    """Exchanges between hosts of two ranks."""
+
+    levels = 2
+
+
+class OnDevice(Exchanges):
+    """Exchanges between hosts of two ranks, of bytes in a device's memory, as NCCL's.
+
+    Attributes:
+        read, written: copies through host memory, and waits for them, that stand for NCCL.
+    """
+
+    levels = 2
+    read = written = 0
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        super().__init__(comm)
+        self.staging = DeviceStaging(runtime(), self._room)
+
+    @staticmethod
+    def _room(nbytes: int) -> DeviceArray:
+        return flatten(to_device(np.full(nbytes, 0xA5, np.uint8), DType.UINT8), device=True).data
+
+    def start(self, send: Any, counts: Sequence[int], recv: Any, sizes: Sequence[int]) -> Exchange:
+        queue = Queue(runtime(), runtime().new_stream()[0])
+        self.kinds.add(type(send).__name__)
+        self.read += bool(send.size)
+        self.written += any(sizes)
+        started = super().start(queue.read(send), counts, np.empty(sum(sizes), np.uint8), sizes)
+        return Uploaded(started, recv, queue)
+
+    kinds: ClassVar[set[str]] = set()
+
+
+class Uploaded:
+    def __init__(self, exchange: Exchange, recv: DeviceArray, queue: Queue) -> None:
+        self.exchange, self.recv, self.queue = exchange, recv, queue
+
+    def wait(self) -> list[Any]:
+        parts = self.exchange.wait()
+        self.queue.write(self.recv, np.concatenate(parts))
+        ends = np.cumsum([part.size for part in parts]).tolist()
+        return [self.recv[end - part.size : end] for end, part in zip(ends, parts, strict=True)]
 
 
 class Exchange:
@@ -95,7 +161,13 @@ class Started(list):
 
 
 class Side:
-    """Hold one hook's residuals and factors, and average its buckets in memory of one kind: a device's or a host's."""
+    """Hold one hook's residuals and factors, and average its buckets in memory of one kind: a device's or a host's.
+
+    Attributes:
+        seconds: time that the last average took.
+    """
+
+    seconds = 0.0
 
     def __init__(self, exchanges: Any, *, device: bool) -> None:
         self.device = device
@@ -121,6 +193,7 @@ class Side:
             x = host_array(storage.copy(), dtype)
             flat = flatten(x)
         started = Started()
+        began = time.perf_counter()
         self.operations.start(started, flat, split, step, joins=False)
         self.operations.flush()
         errors = []
@@ -129,6 +202,7 @@ class Side:
                 request.wait(60)
             except Exception as error:
                 errors.append(error)
+        self.seconds = time.perf_counter() - began
         # After a failure exchanges follow that tell of it.
         ended = threading.Event()
         self.comm._worker.submit(ended.set)
@@ -180,9 +254,16 @@ def same_states(one: Side, other: Side) -> None:
     verdict(mine.keys() == theirs.keys() and not differ, f"{sorted(mine)} {sorted(theirs)} {differ}")
 
 
-def check(sides: Callable[..., Side], codec: str, form: str | None, dtype: str, steps: int = 2) -> None:
+def check(
+    sides: Callable[..., Side],
+    codec: str,
+    form: str | None,
+    dtype: str,
+    steps: int = 2,
+    exchanges: tuple[type[Exchanges], type[Exchanges]] = (Exchanges, Exchanges),
+) -> None:
     policy = policy_of(codec, form)
-    device, host = sides(), sides(device=False)
+    device, host = sides(exchanges=exchanges[0]), sides(device=False, exchanges=exchanges[1])
     for step in range(steps):
         storage = values(N, dtype, seed=step)
         got = device.average(storage, dtype, policy, step)

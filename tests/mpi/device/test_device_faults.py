@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import hybridcomp as hc
 from hybridcomp.device import DeviceArray, Queue
 from tests.cuda.common import to_device
 from tests.mpi.conftest import WORLD, verdict
-from tests.mpi.device.devices import RANK, SIZE, agrees, both, empty, values
+from tests.mpi.device.devices import RANK, SIZE, agrees, both, empty, sums_agree, values
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -24,6 +26,69 @@ def test_mixed_buffers_are_an_error(make, way):
         comm.Allreduce(x, y)
     with pytest.raises(TypeError, match="one buffer is on a device"):
         comm.Allgather(y, empty(10 * SIZE, "float32")[0])
+
+
+def error_of(run: Callable[[], Any]) -> Exception | None:
+    try:
+        run()
+    except hc.HybridcompError as error:
+        return error
+    return None
+
+
+MIXES = [
+    *(("none", "allreduce", 0), ("int8", "allreduce", 0), ("topk:ratio=0.05", "allreduce", 0)),
+    *(("bf16", "allgather", 0), ("int8", "bcast", 0), ("int8", "bcast", 1)),
+]
+
+
+@pytest.mark.ranks(least=2)
+@pytest.mark.parametrize(("codec", "operation", "root"), MIXES)
+def test_ranks_with_their_arrays_in_different_memory_are_named(make, way, codec, operation, root):
+    comm = make(codec)
+    n = 30_011
+    array = both(values(n, "float32"), "float32")[RANK % 2]
+    room = empty(n * SIZE, "float32")[RANK % 2]
+    calls = {
+        "allreduce": lambda: comm.Allreduce(MPI.IN_PLACE, array),
+        "allgather": lambda: comm.Allgather(array, room),
+        "bcast": lambda: comm.Bcast(array, root),
+    }
+    began = time.monotonic()
+    error, kind = error_of(calls[operation]), hc.MismatchError
+    if error is None and operation == "bcast":  # it waits for nobody: the next operation says so
+        time.sleep(1)
+        error, kind = error_of(lambda: comm.Allreduce(MPI.IN_PLACE, values(n, "float32"))), hc.RemoteError
+    on_device, on_host = (", ".join(map(str, range(first, SIZE, 2))) for first in (0, 1))
+    words = f"the arrays lie on a device on rank {on_device} and in host memory on rank {on_host}"
+    verdict(isinstance(error, kind) and words in str(error), repr(error))
+    verdict(time.monotonic() - began < 10)
+
+
+@pytest.mark.ranks(least=2)
+def test_ranks_with_their_arrays_in_different_memory_are_named_before_data_moves(way):
+    comm = hc.Communicator(WORLD, "int8", detail=True)
+    array = both(values(30_011, "float32"), "float32")[RANK == SIZE - 1]
+    error = error_of(lambda: comm.Allreduce(MPI.IN_PLACE, array))
+    verdict(
+        isinstance(error, hc.MismatchError) and "float32, reduction sum, on a device" in str(error),
+        repr(error),
+    )
+    comm.Free()
+
+
+@pytest.mark.ranks(least=2)
+@pytest.mark.parametrize("codec", ["none", "int8"])
+def test_a_late_rank_has_nothing_to_answer_for(make, way, codec):
+    """The others ask where its arrays lie while they wait, and none is in trouble."""
+    comm = make(codec)
+    x, y = both(values(30_011, "float32"), "float32")
+    for array in (x, y):
+        if RANK == SIZE - 1:
+            time.sleep(1)
+        comm.Allreduce(MPI.IN_PLACE, array)
+    sums_agree(codec, x, y)
+    verdict(not comm._notices.troubled)
 
 
 def host_copy(data: Any) -> np.ndarray:
@@ -109,7 +174,7 @@ def test_damage_names_operation_axis_and_rank(make, way, operation, where, monke
     if SIZE == 1:
         return
     comm = make("bf16", timeout=1.0)
-    transport = comm._p2p_transport if operation == "recv" else comm._transport
+    transport = comm.message_transport if operation == "recv" else comm.transport
     if RANK == SIZE - 1:
         from hybridcomp.collectives.device import mailbox as mail
 
@@ -181,7 +246,7 @@ def test_messages_whose_length_only_the_device_knows(make, way, n, monkeypatch):
         patch.setattr(codec, "bound", lambda *args: bound(*args) + 5000)
         x, y = both(values(n, "float32"), "float32")
         out, _ = empty(n * SIZE, "float32")
-        comm.Allreduce(MPI.IN_PLACE, x)
+        comm.Allreduce(MPI.IN_PLACE, x, algorithm="direct")  # the usual one depends on bound, too
         comm.Allgather(x, out)
         comm.Bcast(x, 0)
         right, left = (RANK + 1) % SIZE, (RANK - 1) % SIZE
@@ -191,7 +256,7 @@ def test_messages_whose_length_only_the_device_knows(make, way, n, monkeypatch):
         sizes = [row.wire_bytes for row in comm.stats()]
     other = make("bf16")
     want = empty(n * SIZE, "float32")[1]
-    other.Allreduce(MPI.IN_PLACE, y)
+    other.Allreduce(MPI.IN_PLACE, y, algorithm="direct")
     other.Allgather(y, want)
     other.Bcast(y, 0)
     last = empty(n, "float32")[1]

@@ -10,6 +10,8 @@ from tests.mpi.device.devices import RANK, SIZE, values
 from tests.mpi.device.hook_sides import (
     DTYPES,
     N,
+    OnDevice,
+    TwoLevels,
     agree,
     check,
     each,
@@ -134,3 +136,24 @@ def test_a_batch_is_two_exchanges(sides, device):
     verdict(side.batches > 1, f"{side.batches}")
     verdict(side.exchanges.started == 3 * 2 * side.batches, f"{side.exchanges.started}")
     verdict(len(told) == 2 * side.batches, f"{told}")
+
+
+TWO_LEVELS = [
+    ("none", None),
+    ("int8", "ef"),
+    ("int4:block=64", "loco"),
+    ("topk:ratio=0.05", None),
+    ("sketch", None),
+]
+
+
+@pytest.mark.parametrize("exchanges", [TwoLevels, OnDevice])
+@pytest.mark.parametrize(("codec", "form"), each(TWO_LEVELS))
+def test_two_levels(sides, codec, form, exchanges):
+    check(sides, codec, form, "float32", exchanges=(exchanges, TwoLevels))
+
+
+def test_messages_stay_on_the_device(sides):
+    OnDevice.kinds.clear()
+    check(sides, "int8", None, "float32", 1, (OnDevice, TwoLevels))
+    assert OnDevice.kinds == {"DeviceArray"}

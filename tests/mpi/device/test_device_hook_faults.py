@@ -13,7 +13,7 @@ from hybridcomp.collectives.device import data_path
 from hybridcomp.collectives.device.data_path import DeviceCarrier
 from hybridcomp.collectives.device.mailbox import Outgoing
 from hybridcomp.torch.exchange import communicator
-from hybridcomp.torch.exchange.packing import packed_size
+from hybridcomp.torch.exchange.packing import unpack
 from tests.codecs.common import reseal
 from tests.mpi.conftest import WORLD, verdict
 from tests.mpi.device.devices import RANK, SIZE, values
@@ -37,17 +37,18 @@ class Damaging(Exchanges):
     forge = False
 
     def start(self, send: Any, counts: Sequence[int], recv: Any, sizes: Sequence[int]) -> Exchange:
-        at = 0
-        while self.bit is not None and at < send.size:
-            nbytes = int(send[at + 8 : at + 16].view(np.int64)[0])
-            message = send[at + 16 : at + 16 + nbytes]
-            if hc.wire.peek(message).codec == self.codec:
+        ends = np.cumsum(counts).tolist()
+        for end, count in zip(ends, counts, strict=True):
+            part = send[end - count : end]
+            for _, begin, stop in unpack(part, part.size):
+                message = part[begin:stop]
+                if self.bit is None or hc.wire.peek(message).codec != self.codec:
+                    continue
                 nbytes = 32 + hc.wire.peek(message).payload
                 message[self.bit // 8 % nbytes] ^= 1 << self.bit % 8
                 if self.forge:
                     message[:nbytes] = reseal(message[:nbytes].copy())
                 self.bit = None
-            at += packed_size(nbytes)
         return super().start(send, counts, recv, sizes)
 
 

@@ -14,12 +14,11 @@ import hybridcomp as hc
 from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.algorithms.selection import refusal
-from hybridcomp.collectives.engine.native import native_engine
+from hybridcomp.collectives.engine.groups import native_engine
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.topology import Topology
-from hybridcomp.variables import DEVICES
-from tests.mpi.conftest import WORLD, communicator, gaussian, identical, total, verdict
+from tests.mpi.conftest import WORLD, communicator, gaussian, identical, step_by_step, total, verdict
 
 CODECS = ["int8", "int4:rounding=stochastic", "bf16", "exponent", "topk:ratio=0.1", "sign", "zfp:rate=8"]
 # Codecs whose steps Python computes.
@@ -35,10 +34,8 @@ def both(request, monkeypatch) -> Iterator[tuple[hc.Communicator, hc.Communicato
     monkeypatch.setattr(making, "discover", lambda comm, node: topology)
     monkeypatch.setattr(choosing, "chunk_bytes", lambda *_: 4096)
     policy = "[dp]\nall_reduce = { codec = 'int8', feedback = '%s' }\n"
-    made = []
-    for devices in "01":
-        monkeypatch.setenv(DEVICES.name, devices)
-        made.append(communicator(parse_policy(policy % "ef", "test")))
+    made = [communicator(parse_policy(policy % "ef", "test")) for _ in range(2)]
+    step_by_step(made[1])
     yield made[0], made[1], topology
     for comm in made:
         comm.Free()
@@ -175,7 +172,7 @@ def test_same_memories_as_in_python(both, form):
         f"min_bytes = 0\n[dp]\nall_reduce = {{ codec = 'int8', feedback = '{form}' }}\n", "test"
     )
     comms = [hc.Communicator(WORLD, policy, "dp", timeout=30.0) for _ in range(2)]
-    comms[1]._programs = None
+    step_by_step(comms[1])
     wrong = []
     for algorithm in algorithms(topology, "int8"):
         if refusal(ALGORITHMS["all_reduce"][algorithm], topology, hc.get_codec("int8"), form):

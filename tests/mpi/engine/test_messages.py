@@ -11,10 +11,9 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.engine.native import native_engine
+from hybridcomp.collectives.engine.groups import native_engine
 from hybridcomp.policy.toml import parse_policy
-from hybridcomp.variables import DEVICES
-from tests.mpi.conftest import WORLD, communicator, gaussian, verdict
+from tests.mpi.conftest import WORLD, communicator, gaussian, step_by_step, verdict
 
 pytestmark = pytest.mark.ranks(least=2)  # one rank compresses no message
 ME, P = WORLD.rank, WORLD.size
@@ -32,13 +31,14 @@ CODECS = [
 
 
 @pytest.fixture
-def make(monkeypatch) -> Iterator[Callable[..., hc.Communicator]]:
-    """Make communicators; freed after the test. ``devices="1"`` has Python run them."""
+def make() -> Iterator[Callable[..., hc.Communicator]]:
+    """Make communicators; freed after the test. Python runs them where they are not ``compiled``."""
     made: list[hc.Communicator] = []
 
-    def factory(policy: object = "none", devices: str = "0", timeout: float = 30) -> hc.Communicator:
-        monkeypatch.setenv(DEVICES.name, devices)
+    def factory(policy: object = "none", *, compiled: bool = True, timeout: float = 30) -> hc.Communicator:
         made.append(communicator(policy, timeout=timeout))
+        if not compiled:
+            step_by_step(made[-1])
         # First messages are posted by threads of their own, and are not the engine's.
         word = np.zeros(1, np.uint8)
         for _ in range(2):
@@ -52,14 +52,14 @@ def make(monkeypatch) -> Iterator[Callable[..., hc.Communicator]]:
 
 def compiled(comm: hc.Communicator) -> int:
     """Count the programs of sends and receives that a communicator has."""
-    programs = comm._message_programs
+    programs = comm.message_programs
     return 0 if programs is None else sum(program is not None for program in programs._programs.values())
 
 
 @pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("codec", CODECS)
 def test_same_bits_as_in_python(make, codec):
-    comms = [make(devices=devices) for devices in "01"]
+    comms = [make(compiled=compiled) for compiled in (True, False)]
     wrong = []
     for n in (1, 2, 255, 10_001):
         for dtype in ("float32", "float64", "float16"):

@@ -11,7 +11,7 @@ import pytest
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives.execution.mpi_collectives import AVG
-from hybridcomp.collectives.operations.flat_parts import allreduce_parts
+from hybridcomp.collectives.operations.flat_parts import Together, allreduce_parts
 from hybridcomp.collectives.operations.flat_reductions import allreduce
 from hybridcomp.policy import Choice
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
@@ -68,7 +68,7 @@ def test_parts_are_carried_as_by_themselves(make, spec, form, dtype):
     for step in range(3):
         mine, theirs = bucket(dtype, step), bucket(dtype, step)
         before = mine.data.copy()
-        request = allreduce_parts(together, mine, PARTS, "avg", choice, step)
+        request = allreduce_parts(together, mine, Together(PARTS), "avg", choice, step)
         for part in PARTS:
             flat = Flat(theirs.data[part.start : part.stop], dtype, part.shape, True, False)
             allreduce(alone, flat, flat, AVG, part.name, None, choice, step=step).wait()
@@ -90,7 +90,7 @@ def test_what_the_engine_does_not_join_is_not_started(make, spec, form):
     comm = make("none")
     choice = Choice(get_codec(spec), form, "asked for")
     data = bucket(DType.FLOAT32, 0)
-    verdict(allreduce_parts(comm, data, PARTS, "avg", choice, 0) is None, "it was started")
+    verdict(allreduce_parts(comm, data, Together(PARTS), "avg", choice, 0) is None, "it was started")
     verdict(not comm.busy and comm.stats() == [], "it was counted")
 
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 import hybridcomp as hc
 from hybridcomp.policy.toml import parse_policy
-from tests.mpi.conftest import WORLD
+from tests.mpi.conftest import WORLD, of_any_size
 from tests.mpi.engine.programs import CODECS, FOLDS, Draw, Flight, Group, start
 from tests.mpi.hosts import Hosts
 
@@ -63,7 +63,7 @@ def groups() -> list[Group]:
     everyone = list(range(size))
 
     def make(comm: Any, policy: Any = "none") -> hc.Communicator:
-        return hc.Communicator(comm, policy, "dp", timeout=SECONDS)
+        return hc.Communicator(comm, of_any_size(policy), "dp", timeout=SECONDS)
 
     world = make(WORLD)
     parity = WORLD.Split(me % 2, me)

@@ -18,13 +18,13 @@ from hybridcomp.codecs.lossless import LosslessCodec
 from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.algorithms.selection import refusal
-from hybridcomp.collectives.engine.native import native_engine
+from hybridcomp.collectives.engine.groups import native_engine
 from hybridcomp.collectives.engine.python_steps import PythonSteps
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.variables import SHARED_MEMORY
-from tests.mpi.conftest import WORLD, communicator, gaussian, identical, verdict
+from tests.mpi.conftest import WORLD, communicator, gaussian, identical, step_by_step, verdict
 from tests.mpi.engine.test_compiled import overlap
 from tests.mpi.failure.test_interrupts import interrupt_often
 
@@ -104,7 +104,7 @@ def test_same_memories_as_in_python(hosts, counted, codec, form):
     if form != "ef21":
         lines.append(f"reduce_scatter = {rule}")
     comms = [communicator(parse_policy("\n".join(lines), "test")) for _ in range(2)]
-    comms[1]._programs = None
+    step_by_step(comms[1])
     wrong = []
     for op in ("all_reduce", "reduce_scatter"):
         for algorithm in ALGORITHMS[op].values():

@@ -15,7 +15,7 @@ from hybridcomp import trace
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_p2p, flat_reductions
 from hybridcomp.collectives.stats import Call, StatRow
-from tests.mpi.conftest import WORLD, gaussian, identical, total, verdict
+from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
 from tests.mpi.failure.test_interrupts import interrupted
 
 P, ME = WORLD.size, WORLD.rank
@@ -286,7 +286,7 @@ def test_an_exchange_that_was_interrupted_goes_on(make):
             interrupted(Doing(), 0.004)
         if late != ME and comm._messages == before and not got.any():  # interrupted before it began
             Doing().wait()
-        engine().attend(lambda: not engine()._active and not engine().begun)
+        engine().attend(lambda: not engine().active and not engine().begun)
         WORLD.Barrier()
         verdict(bool((got == gaussian(N, LEFT)).all()))
 
@@ -320,7 +320,9 @@ def test_wrong_arguments_are_refused_in_the_call(make):
                 comm.Irecv(x, P, 0, **ours)
             with pytest.raises(MPI.Exception):
                 comm.Ibcast(x, P, **ours)
-    with pytest.raises(ValueError, match="recv buffer"):
+    with pytest.raises(
+        ValueError, match="recv buffer" if P > 1 else "receive count 3"
+    ):  # mpi4py's of one rank
         comm.Iallreduce(x, np.zeros(3, np.float32))
     if P > 1:  # or nothing is compressed
         with pytest.raises(ValueError, match="algorithm"):
@@ -341,18 +343,16 @@ def test_a_blocking_broadcast(quick, codec):
         )
 
 
-def test_a_root_whose_array_is_read_only(make):
-    """The root gets the decoded values, too: where there are any, its array must be writable."""
+@pytest.mark.parametrize("codec", [None, "int8"])
+def test_a_root_whose_array_is_read_only(make, codec):
+    """The root gets the decoded values, too, unless its array is read-only, which the others need not know."""
     comm = make("none")
     b = gaussian(N, 0) if ME == 0 else np.zeros(N, np.float32)
     b.flags.writeable = ME != 0
     for _ in range(2):
-        comm.Bcast(b, 0)
-    verdict(bool((b == gaussian(N, 0)).all()))
-    if ME == 0 and P > 1:
-        with pytest.raises(hc.CodecMismatchError):
-            comm.Bcast(b, 0, codec="int8")
-    verdict(bool((b == gaussian(N, 0)).all()))
+        comm.Bcast(b, 0, codec=codec)
+    verdict(ME != 0 or bool((b == gaussian(N, 0)).all()))
+    verdict(relative_error(b, gaussian(N, 0)) < (0.02 if codec else 1e-9))
 
 
 def test_another_policy_or_axis_is_asked_anew(make):
@@ -368,7 +368,7 @@ def test_another_policy_or_axis_is_asked_anew(make):
         return {row.codec for row in comm.stats() if row.calls != before.get(row.key, 0)}
 
     found = [codecs()]
-    comm.policy = hc.load_policy("int8")
+    comm.policy = hc.load_policy("int8:min_bytes=0")
     found.append(codecs())
     comm.policy = hc.load_policy("none")
     comm.axis = "another"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
@@ -19,6 +20,48 @@ def test_different_policies_are_an_error_on_every_rank():
         hc.MismatchError, match=rf"rank 0 has 'hybrid' .*rank {WORLD.size - 1} has 'int8:block=128'"
     ):
         hc.Communicator(WORLD, mine, "dp")
+
+
+@pytest.mark.ranks(least=2)
+def test_lists_of_hosts_that_differ_are_an_error_on_every_rank(monkeypatch):
+    last = WORLD.size - 1
+    lists = ["", f"{WORLD.size}x1", f"{WORLD.size - 1},1" if last > 1 else "1x2"]
+    for mine, theirs in zip(lists, lists[1:] + lists[:1], strict=True):
+        monkeypatch.setenv("HYBRIDCOMP_HOSTS", theirs if WORLD.rank == last else mine)
+        words = f"rank 0 has HYBRIDCOMP_HOSTS={mine or 'none'}, rank {last} has {theirs or 'none'}; give all ranks"
+        with pytest.raises(hc.MismatchError, match=re.escape(words)):
+            hc.Communicator(WORLD, "int8", "dp")
+
+
+def test_a_list_of_hosts_that_does_not_add_up_is_named_on_every_rank(monkeypatch, make):
+    wrong = f"{WORLD.size},1"
+    monkeypatch.setenv("HYBRIDCOMP_HOSTS", wrong)
+    with pytest.raises(hc.ConfigError, match=rf"HYBRIDCOMP_HOSTS is .*{WORLD.size + 1} ranks; the job has"):
+        hc.Communicator(WORLD, "int8", "dp")
+    monkeypatch.setenv("HYBRIDCOMP_HOSTS", wrong if WORLD.rank == WORLD.size - 1 else "")
+    with pytest.raises(
+        (hc.ConfigError, hc.RemoteError), match=rf"HYBRIDCOMP_HOSTS is .*{WORLD.size + 1} ranks"
+    ):
+        hc.Communicator(WORLD, "int8", "dp")
+    monkeypatch.delenv("HYBRIDCOMP_HOSTS")
+    x = gaussian(1000)
+    make("int8").Allreduce(MPI.IN_PLACE, x)
+    verdict(identical(x))
+
+
+def test_hosts_are_those_of_the_list_in_parts_of_the_job_too(monkeypatch):
+    monkeypatch.setenv("HYBRIDCOMP_HOSTS", f"1,{WORLD.size - 1}" if WORLD.size > 1 else "1")
+    comm = hc.Communicator(WORLD, "int8", "dp", timeout=30)
+    turned = comm.Split(0, -WORLD.rank)
+    alone = comm.Split(int(WORLD.rank == 0), 0)
+    x = gaussian(20_000)
+    y = x.copy()
+    comm.Allreduce(MPI.IN_PLACE, x)
+    turned.Allreduce(MPI.IN_PLACE, y)
+    verdict(comm.hosts == turned.hosts == min(WORLD.size, 2) and alone.hosts == 1)
+    verdict(identical(x) and identical(y))
+    for one in alone, turned, comm:
+        one.Free()
 
 
 def test_different_codecs_in_one_call_name_both_sides(make):

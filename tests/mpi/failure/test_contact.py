@@ -14,7 +14,7 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.collectives.failure import contact
 from hybridcomp.collectives.transport.mpi import MpiTransport
-from tests.mpi.conftest import WORLD, gaussian, identical, verdict
+from tests.mpi.conftest import WORLD, gaussian, identical, step_by_step, verdict
 from tests.mpi.failure.test_failure import N, failure
 
 LAST = WORLD.size - 1
@@ -40,10 +40,10 @@ class Stuck:
 def strangers(make: Callable[..., hc.Communicator], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A communicator of ranks that have had no message from each other, some of whose sends are stuck."""
     comm = make("int8", timeout=30.0)
-    comm._programs = None  # the compiled engine has contacts of its own
+    step_by_step(comm)  # the compiled engine has contacts of its own
     comm.Barrier()
     monkeypatch.setattr(contact, "_contacts", {})
-    transports: list[MpiTransport] = [comm._transport, comm._p2p_transport]
+    transports: list[MpiTransport] = [comm.transport, comm.message_transport]
     stuck = []
     for transport in transports:
         transport.contacts.met.clear()
@@ -108,5 +108,5 @@ def test_messages_that_are_started_late_arrive_in_order(strangers):
         request.wait()
     verdict(identical(x) and blocked == [False])
     verdict(WORLD.rank != LAST or got.tolist() == [[i] * 4 for i in range(3)], str(got))
-    met = comm._transport.contacts.met
+    met = comm.transport.contacts.met
     verdict(WORLD.rank == LAST or LAST in met or contact._contacts[LAST].met, str(met))

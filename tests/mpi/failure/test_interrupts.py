@@ -15,9 +15,11 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.execution.progress import engine
+from hybridcomp.collectives.execution.request import Request as Operation
 from hybridcomp.collectives.execution.steps import Pending, Steps
+from hybridcomp.collectives.requests import Request
 from hybridcomp.collectives.transport.mpi import MpiTransport
-from tests.mpi.conftest import WORLD, gaussian, identical, verdict
+from tests.mpi.conftest import WORLD, gaussian, identical, step_by_step, verdict
 
 N = 1 << 21  # elements: 8 MiB
 
@@ -109,7 +111,7 @@ def test_what_is_thrown_into_a_step_reaches_its_thread_and_fails_the_operation_e
     if WORLD.size == 1:
         return
     comm = make("int8")
-    comm._programs = None  # a step of Python's
+    step_by_step(comm)  # a step of Python's
     honest = MpiTransport.isend
     left = [1] if WORLD.rank == 0 else []
 
@@ -168,19 +170,41 @@ def test_a_callback_that_raises_keeps_no_other_from_running(monkeypatch, waits):
     verdict(background.wait(10))
 
 
-def test_callbacks_wait_for_others_where_nothing_else_makes_progress(make):
-    """Callbacks of an operation wait for another one, and for what the callback of a third does, in any thread."""
+def ends_with(event: Any) -> Request:
+    """Start an operation of this rank alone, which ends once the event is done."""
+
+    def steps() -> Steps:
+        yield Pending([], [], events=[event])
+
+    return Request(engine().start(steps(), "a test", 20.0))
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_callbacks_wait_for_others_where_nothing_else_makes_progress(make, late):
+    """A callback waits for another operation, and for what the callback of a third does, in any thread.
+
+    The third ends only after one rank's callback has started it, while all others wait for it.
+    """
     comm, other, event, seen = make("none"), make("int8:block=64"), threading.Event(), []
-    x, y, z = (np.ones(5000, np.float32) for _ in range(3))
+    y, z = (np.ones(5000, np.float32) for _ in range(2))
+    third = []
+
+    def start_third() -> None:
+        third.append(other.Iallreduce(MPI.IN_PLACE, z))
+        third[0].add_done_callback(lambda _: event.set())
 
     def waits(_: object) -> None:
         comm.Iallreduce(MPI.IN_PLACE, y).wait()
+        if WORLD.rank == late:
+            start_third()
         seen.append(event.wait(20))
 
-    first = other.Iallreduce(MPI.IN_PLACE, x)
+    gate = Gate()
+    first = ends_with(gate)
     first.add_done_callback(waits)
-    third = other.Iallreduce(MPI.IN_PLACE, z)
-    third.add_done_callback(lambda _: event.set())
+    if WORLD.rank != late:
+        start_third()
+    gate.open = True
     if WORLD.rank % 2:
         first.wait()
         verdict(seen == [True], "a thread that waits returns only after the callbacks")
@@ -188,8 +212,61 @@ def test_callbacks_wait_for_others_where_nothing_else_makes_progress(make):
         while not first.test():
             time.sleep(1e-3)
         verdict(seen == [True], "an operation is done only after its callbacks")
-    third.wait()
+    third[0].wait()
     verdict(bool(y[0] == WORLD.size))
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["in a wait", "in the background"])
+def test_a_callback_waits_for_the_next_one_of_its_request(waits):
+    """Some thread looks for callbacks whose turn comes, whichever thread has taken the one that waits."""
+    gate, event, seen, last = Gate(), threading.Event(), [], threading.Event()
+    request = ends_with(Later() if waits else gate)
+    request.add_done_callback(lambda _: seen.append(event.wait(10)))
+    request.add_done_callback(lambda _: event.set())
+    request.add_done_callback(lambda _: last.set())
+    gate.open = True
+    if not waits:
+        last.wait(20)  # nothing polls, and takes callbacks, here
+    request.wait()
+    verdict(last.is_set() and seen == [True], str(seen))
+
+
+def test_the_callbacks_of_an_interrupted_wait_are_left_to_another_thread():
+    ran = threading.Event()
+
+    def steps() -> Steps:
+        yield Pending([], [], events=[Later()])
+        signal.raise_signal(signal.SIGINT)
+
+    request = Request(engine().start(steps(), "a test", 20.0))
+    request.add_done_callback(lambda _: ran.set())
+    with pytest.raises(KeyboardInterrupt):
+        request.wait()
+    verdict(ran.wait(10))
+
+
+def test_a_request_whose_two_operations_end_in_two_threads_calls_back_once():
+    """One thread stands still in the middle of its count of operations while the other one ends the last."""
+    first, second = (Operation(engine(), iter(()), "a test", 20.0) for _ in range(2))
+    request, ran = Request(first, second), []
+    request.add_done_callback(ran.append)
+    other = threading.Thread(target=second.run_callbacks)
+
+    def let_other_pass(frame: Any, event: str, _: Any) -> None:
+        if event == "c_return" and frame.f_code.co_name == "ended" and other.ident is None:
+            other.start()
+            other.join()
+
+    def end() -> None:
+        sys.setprofile(let_other_pass)
+        first.run_callbacks()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+    passed = other.ident is not None
+    request.wait()
+    verdict(passed and ran == [request], f"{passed}, {len(ran)} calls")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "what exits"])

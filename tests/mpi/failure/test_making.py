@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +16,10 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.agreement import earlier, making
+from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.failure.notices import Notices
 from hybridcomp.collectives.failure.release import collect
+from hybridcomp.collectives.transport.arena import shares_memory
 from tests.mpi.conftest import WORLD, communicator, verdict
 
 LAST = WORLD.size - 1
@@ -40,13 +44,13 @@ def test_what_one_rank_cannot_prepare_is_told_to_all(monkeypatch):
     if WORLD.rank == 0:
         monkeypatch.setattr("hybridcomp.collectives.algorithms.selection.load_profile", broken)
     began = time.monotonic()
-    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=60.0))
     if WORLD.rank == 0:
         verdict(isinstance(error, RuntimeError) and "home directory" in str(error), repr(error))
     else:
         words = f"making a communicator on axis 'dp', rank {WORLD.rank} of {WORLD.size}: rank 0 failed: RuntimeError"
         verdict(isinstance(error, hc.RemoteError) and words in str(error), repr(error))
-    verdict(time.monotonic() - began < 5)
+    verdict(time.monotonic() - began < 30)
     monkeypatch.undo()
     verdict(error_of(lambda: hc.Communicator(WORLD, "none")) is None)
 
@@ -62,10 +66,10 @@ def test_what_one_rank_cannot_prepare_is_told_to_all(monkeypatch):
     ],
 )
 def test_a_wrong_variable_of_one_rank_is_told_to_all(monkeypatch, name, value):
-    """Whether or not making a communicator reads it."""
+    """Tell all ranks of it whether or not making a communicator reads it."""
     if last:
         monkeypatch.setenv(f"HYBRIDCOMP_{name}", value)
-    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=60.0))
     kind = hc.ConfigError if last else hc.RemoteError
     verdict(
         isinstance(error, kind) and f"HYBRIDCOMP_{name} is '{value}'; allowed: " in str(error), repr(error)
@@ -92,13 +96,13 @@ def test_what_one_rank_lacks_is_told_to_all(monkeypatch, lack):
     if last:
         monkeypatch.setattr(name, fails)
     began = time.monotonic()
-    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=60.0))
     if last:
         verdict(isinstance(error, kind), repr(error))
     else:
         words = f"rank {LAST} failed: {kind.__name__}"
         verdict(isinstance(error, hc.RemoteError) and words in str(error), repr(error))
-    verdict(time.monotonic() - began < 5)
+    verdict(time.monotonic() - began < 30)
     monkeypatch.undo()
     verdict(error_of(lambda: hc.Communicator(WORLD, "none")) is None)
 
@@ -108,21 +112,22 @@ def test_what_one_rank_cannot_do_with_its_parts_is_told_in_the_next_operation(mo
         return
     if last:
         monkeypatch.setattr("hybridcomp.collectives.session.MpiTransport", broken)
-        error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+        error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=60.0))
         verdict(isinstance(error, RuntimeError) and "home directory" in str(error), repr(error))
+        verdict(True)
         return
-    comm = hc.Communicator(WORLD, "none", "dp", timeout=10.0)
+    comm = hc.Communicator(WORLD, "none", "dp", timeout=60.0)
     began = time.monotonic()
     error = error_of(lambda: comm.Barrier() or MPI.COMM_NULL)
     told = f"rank {LAST} failed in number 0" in str(error) and "home directory" in str(error)
     verdict(isinstance(error, hc.RemoteError) and told, repr(error))
-    assert time.monotonic() - began < 5
+    verdict(time.monotonic() - began < 30)
 
 
 def test_a_policy_that_one_rank_cannot_read_is_told_to_all():
     if WORLD.size == 1:
         return
-    error = error_of(lambda: hc.Communicator(WORLD, "int9" if last else "int8", "dp", timeout=10.0))
+    error = error_of(lambda: hc.Communicator(WORLD, "int9" if last else "int8", "dp", timeout=60.0))
     kind = hc.RemoteError if not last else Exception
     verdict(isinstance(error, kind) and (last or f"rank {LAST} failed: " in str(error)), repr(error))
 
@@ -138,10 +143,10 @@ def test_a_rank_that_has_no_thread_for_it_tells_all(monkeypatch):
     if last:
         monkeypatch.setattr(threading.Thread, "start", start)
     began = time.monotonic()
-    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=60.0))
     kind = RuntimeError if last else hc.RemoteError
     verdict(isinstance(error, kind) and "can't start new thread" in str(error), repr(error))
-    verdict(time.monotonic() - began < 5)
+    verdict(time.monotonic() - began < 30)
     monkeypatch.undo()
     verdict(error_of(lambda: hc.Communicator(WORLD, "none")) is None)
 
@@ -158,17 +163,16 @@ def test_what_goes_wrong_while_mpi_makes_it_is_told_to_all(monkeypatch):
     if last:
         monkeypatch.setattr(making, "discover", discover)
     began = time.monotonic()
-    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=60.0))
     words = f"rank {LAST} failed: MemoryError: made up"
     good = (
         isinstance(error, MemoryError) if last else isinstance(error, hc.RemoteError) and words in str(error)
     )
     verdict(good, repr(error))
-    verdict(time.monotonic() - began < 5)
+    verdict(time.monotonic() - began < 30)
     if last:  # what the others' threads still wait for in MPI
         comm, node = left[0]
         honest(comm, node)
-        making.connect_peers(comm, node)
         making.connect_engine(comm, node)
         making.gathered(comm, making.open_group(comm.rank, comm.size, comm.size - 1)[1])
         making.same_text(comm, "")
@@ -183,7 +187,7 @@ def passed(comm: MPI.Comm) -> None:
 
 
 def ended() -> bool:
-    """Whether no thread is left behind in MPI, after a while."""
+    """Tell whether no thread is left behind in MPI, after a while."""
     deadline = time.monotonic() + 10
     while any(t.name == "hybridcomp-making" for t in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -251,7 +255,7 @@ def test_members_of_a_group_that_do_not_come_are_not_waited_for(make):
     words = "create_group on axis 'dp', rank"
     verdict(last or (isinstance(error, hc.CollectiveTimeoutError) and words in str(error)), repr(error))
     if last:
-        comm.mpi.Create_group(group, 7)
+        MPI.Intracomm(comm).Create_group(group, 7)
     verdict(ended())
 
 
@@ -261,34 +265,30 @@ def test_versions_that_differ_are_an_error_on_every_rank(monkeypatch):
     if last:
         monkeypatch.setattr("hybridcomp.version.__version__", "0.0.1+of.another.host")
     monkeypatch.setattr(making, "duplicate", broken)  # MPI has made nothing yet that would be lost
-    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0))
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=60.0))
     words = ("different versions of hybridcomp", "0.0.1+of.another.host", f"on rank {0 if last else LAST}")
     verdict(isinstance(error, hc.MismatchError) and all(word in str(error) for word in words), repr(error))
 
 
 @pytest.mark.parametrize("forgetful", [False, True])
 def test_ranks_that_know_each_other_do_not_ask_again(monkeypatch, forgetful):
-    """Unless one of them has forgotten: then all ask."""
+    """Have all ask again where one of them has forgotten."""
     first = communicator("int8")
     if forgetful:
         if last:
             earlier.forget()
     else:
-        for name in ("discover", "connect_peers", "connect_engine", "gathered", "same_text"):
+        for name in ("discover", "connect_engine", "gathered", "same_text"):
             monkeypatch.setattr(making, name, broken)
     half = WORLD.Split(WORLD.rank % 2)
-    made = [communicator("int8"), hc.Communicator(half, "int8", "dp", timeout=10.0)]
+    made = [communicator("int8"), hc.Communicator(half, "int8", "dp", timeout=60.0)]
     half.Free()
     for comm in made:
-        peers = [] if first._transport.shm_peers is None else [*range(comm.size)]
-        verdict(
-            comm.hosts == 1
-            and sorted(getattr(comm._transport.shm_peers, "ranks", ()))
-            == [rank for rank in peers if rank != comm.rank]
-        )
         x = np.full(20_000, comm.rank + 1, np.float32)
         comm.Allreduce(MPI.IN_PLACE, x)
         verdict(abs(float(x[-1]) - comm.size * (comm.size + 1) / 2) < 0.1, str(x[-1]))
+        shared = comm.size > 1 and shares_memory()
+        verdict(comm.hosts == 1 and (comm.stats()[0].shared_bytes > 0) == shared)
     for comm in (first, *made):
         comm.Free()
 
@@ -307,7 +307,7 @@ def test_a_mismatch_is_found_before_mpi_makes_anything(monkeypatch):
     if WORLD.size == 1:
         return
     monkeypatch.setattr(making, "duplicate", broken)
-    error = error_of(lambda: hc.Communicator(WORLD, "int4" if last else "int8", "dp", timeout=10.0))
+    error = error_of(lambda: hc.Communicator(WORLD, "int4" if last else "int8", "dp", timeout=60.0))
     verdict(isinstance(error, hc.MismatchError), repr(error))
 
 
@@ -331,10 +331,10 @@ def test_a_timeout_that_is_none_is_refused(make, timeout):
 
 
 def test_to_free_a_communicator_again_has_no_effect():
-    comm = hc.Communicator(WORLD, "none", "dp", timeout=10.0)
+    comm = hc.Communicator(WORLD, "none", "dp", timeout=60.0)
     comm.Free()
     comm.Free()
-    verdict(error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=10.0)) is None)
+    verdict(error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=60.0)) is None)
 
 
 def test_too_low_a_level_of_threads_is_refused(monkeypatch):
@@ -347,31 +347,45 @@ def test_too_low_a_level_of_threads_is_refused(monkeypatch):
 
 
 def test_a_forked_process_does_not_enter_mpi(make):
+    """Nor does it wait for locks that threads of its parent had, or tell other ranks of its errors."""
     comm = make("none")
-    x = np.ones(10, np.float32)
+    x, y = np.ones(10, np.float32), np.ones(1 << 16, np.float32)
     comm.Allreduce(MPI.IN_PLACE, x)  # the quick way has learnt of it
+    following = (WORLD.rank + 1) % WORLD.size
+    own = [comm.Irecv(x.copy(), WORLD.rank, 9), comm.Iallreduce(MPI.IN_PLACE, y)]
     calls: list[Callable[[], Any]] = [
         lambda: comm.Allreduce(MPI.IN_PLACE, x),
-        lambda: comm.Send(x, (WORLD.rank + 1) % WORLD.size, 3),
+        lambda: comm.Send(x, following, 3),
         comm.Barrier,
         lambda: comm.Bcast(MPI.BOTTOM, 0),
+        lambda: comm.Gather(x, None, root=99),
         comm.Iprobe,
         lambda: hc.Communicator(WORLD, "none"),
     ]
-    child = os.fork()
+    progress = engine()
+    with progress.lock:
+        child = os.fork()
     if not child:
         wrong = 99
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(20)  # a hang ends by a signal
             errors = [error_of(call) for call in calls]
             wrong = sum(not isinstance(e, hc.ConfigError) or "forked" not in str(e) for e in errors)
+            own.clear()
+            gc.collect()
         finally:
             os._exit(wrong)
     _, status = os.waitpid(child, 0)
     verdict(os.waitstatus_to_exitcode(status) == 0, str(status))
+    comm.Send(x, WORLD.rank, 9)
+    for request in own:
+        request.Wait()
+    verdict(bool((y == WORLD.size).all()))
 
 
 def test_what_failed_on_one_rank_is_freed_on_none_however_late_its_notices_are(make, monkeypatch):
-    """MPI would give the context to the next communicator, and what the rank posted with it."""
+    """Keep its context, which MPI would give to the next communicator with what the rank posted."""
     if WORLD.size == 1:
         return
     comm = communicator(timeout=0.3)
@@ -381,7 +395,7 @@ def test_what_failed_on_one_rank_is_freed_on_none_however_late_its_notices_are(m
     comm.Free()
     collect()
     verdict(bool(comm.mpi))  # null where it was freed
-    other = hc.Communicator(WORLD, "none", "dp", timeout=10.0)
+    other = hc.Communicator(WORLD, "none", "dp", timeout=60.0)
     other.Barrier()
     mpi = other.mpi
     other.Free()
@@ -392,7 +406,7 @@ def test_what_failed_on_one_rank_is_freed_on_none_however_late_its_notices_are(m
 
 
 def test_who_frees_a_communicator_alone_does_not_wait(make):
-    comm = hc.Communicator(WORLD, "none", "dp", timeout=10.0)
+    comm = hc.Communicator(WORLD, "none", "dp", timeout=60.0)
     if last:
         passed(WORLD)
     began = time.monotonic()

@@ -11,12 +11,12 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.engine.native import native_engine
+from hybridcomp.collectives.engine.groups import native_engine
 from hybridcomp.collectives.transport.mpi import MpiTransport
-from hybridcomp.variables import DEVICES, SHARED_MEMORY
+from hybridcomp.variables import SHARED_MEMORY
 from hybridcomp.wire import HEADER_BYTES
 from tests.codecs.common import SPECS, reseal
-from tests.mpi.conftest import WORLD, gaussian, verdict
+from tests.mpi.conftest import WORLD, gaussian, step_by_step, verdict
 
 pytestmark = pytest.mark.ranks(least=2, most=2)
 N, LEAST = 1000, 40
@@ -44,20 +44,19 @@ class Sealed:
 
         monkeypatch.setattr(MpiTransport, "isend", isend)
 
-    def plan(self, at: int, flip: int, devices: str) -> None:
-        if WORLD.rank == 0 and devices == "0":
+    def plan(self, at: int, flip: int, *, compiled: bool) -> None:
+        if WORLD.rank == 0 and compiled:
             native_engine().engine_damage(1, LEAST, True, at, flip)
         elif WORLD.rank == 0:
             self.change = at, flip
 
 
-@pytest.mark.parametrize("devices", "01")
+@pytest.mark.parametrize("compiled", [True, False], ids=["engine", "step by step"])
 @pytest.mark.parametrize("op", ["broadcast", "all_reduce", "one_shot"])
-def test_only_documented_errors(make, op, devices, monkeypatch):
+def test_only_documented_errors(make, op, compiled, monkeypatch):
     monkeypatch.setenv(SHARED_MEMORY.name, "0")
-    monkeypatch.setenv(DEVICES.name, devices)
     sealed = Sealed(monkeypatch)
-    comm = make()
+    comm = make() if compiled else step_by_step(make())
     wrong = []
     refused = 0
     codecs = [spec for spec in SPECS if op == "broadcast" or not hc.get_codec(spec).linear]
@@ -67,9 +66,8 @@ def test_only_documented_errors(make, op, devices, monkeypatch):
         draw = np.random.default_rng([number, len(op)])
         for change in range(CHANGES):
             at = int(draw.integers(0, min(EARLY, sent) if change % 2 else sent))
-            sealed.plan(
-                at, 1 << int(draw.integers(0, 8)) if change % 3 else int(draw.integers(1, 256)), devices
-            )
+            flip = 1 << int(draw.integers(0, 8)) if change % 3 else int(draw.integers(1, 256))
+            sealed.plan(at, flip, compiled=compiled)
             y = x.copy()
             try:
                 if op == "broadcast":

@@ -73,7 +73,7 @@ def test_a_notice_that_came_while_nobody_waited_is_not_forgotten(make):
     comm.Barrier()
     if WORLD.rank != 0:
         request = comm.Iallreduce(MPI.IN_PLACE, gaussian(N))  # rank 0 does not start it
-        with engine()._lock:
+        with engine().lock:
             assert not request.done
             WORLD.Barrier()
             while not notices.comm.Iprobe(0, TAG):
@@ -93,3 +93,75 @@ def test_a_notice_that_came_while_nobody_waited_is_not_forgotten(make):
     error = None if request is None else failure(request, 10.0)
     verdict(WORLD.rank == 0 or (isinstance(error, hc.RemoteError) and "made up" in str(error)), repr(error))
     verdict(time.monotonic() - began < 5)
+
+
+@pytest.mark.parametrize("policy", ["none", "int8"])
+@pytest.mark.parametrize("erring", ["first", "last"])
+def test_who_has_refused_what_others_have_begun_takes_part_in_nothing_more(make, policy, erring):
+    """Its next broadcast would meet the one that it has refused: it received that one's values, without a word."""
+    if WORLD.size == 1:
+        return
+    comm = make(policy, timeout=10.0)
+    alone = 0 if erring == "first" else WORLD.size - 1
+    x = gaussian(1000, 0)
+    WORLD.Barrier()
+    caught: list[BaseException | None] = []
+    for k in range(3):
+        y = x + k if WORLD.rank == 0 else np.zeros_like(x)
+        try:
+            comm.Bcast("no buffer" if k == 0 and WORLD.rank == alone else y, 0)
+            caught.append(None)
+            verdict_here = bool(np.abs(y - (x + k)).max() < 0.1)
+        except (hc.HybridcompError, TypeError) as error:
+            caught.append(error)
+            verdict_here = True
+        verdict(verdict_here, f"values of broadcast {k}")
+    if WORLD.rank == alone:
+        good = isinstance(caught[0], TypeError) and all(isinstance(e, hc.MismatchError) for e in caught[1:])
+        verdict(good and "make a new communicator" in str(caught[1]), repr(caught))
+    else:
+        # A root waits for nobody: what it began before it heard has ended well, and what needs all ranks cannot.
+        if not any(caught):
+            try:
+                comm.Barrier()
+            except hc.HybridcompError as error:
+                caught.append(error)
+        verdict(any(isinstance(error, hc.RemoteError) for error in caught), repr(caught))
+
+
+def test_who_has_refused_waits_until_the_others_have_refused_too(make):
+    if WORLD.size == 1:
+        return
+    comm = make("none")
+    for k in range(3):
+        if WORLD.rank == 0:
+            time.sleep(0.2)
+        with pytest.raises(TypeError):
+            comm.Bcast("no buffer", 0)
+        x = np.full(10, float(WORLD.rank + k), np.float32)
+        comm.Bcast(x, 0)
+        verdict(bool((x == k).all()), x[0])
+    verdict(not comm.failed)
+
+
+def test_a_notice_taken_in_while_compiled_code_runs_the_operation_is_not_lost(make):
+    if WORLD.size == 1:
+        return
+    comm = make("none")
+    x = np.ones(10, np.float32)
+    comm.Allreduce(MPI.IN_PLACE, x)
+    notices = comm._notices
+    if WORLD.rank == 1:
+        notices.tell(2, hc.WireError("made up"))
+    WORLD.Barrier()
+    deadline = time.monotonic() + 10
+    while WORLD.rank != 1 and not notices.failures and time.monotonic() < deadline:
+        time.sleep(0.01)  # of an operation that has not begun here
+    comm._started += 1  # as compiled code counts it, once it has ended
+    notices.latest = comm._started
+    error = None
+    try:
+        comm.Allreduce(MPI.IN_PLACE, x)
+    except hc.RemoteError as told:
+        error = told
+    verdict(WORLD.rank == 1 or (error is not None and "made up" in str(error)), repr(error))

@@ -455,7 +455,7 @@ def _carried(group: dist.ProcessGroup | None, made) -> dict[str, list[bool]]:
 
 def case_tensors_keep_all_but_their_values() -> None:
     gloo = dist.new_group(backend="gloo")
-    coded = dist.new_group(pg_options=hct.Options(policy="int8:block=64"))
+    coded = dist.new_group(pg_options=hct.Options(policy="int8:block=64:min_bytes=0"))
     makers = {
         "float32": lambda count: data(rank(), count),
         "bfloat16": lambda count: data(rank(), count, torch.bfloat16),

@@ -6,7 +6,7 @@ device's; all but torch's own streams is then as on a GPU.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import pytest
@@ -25,7 +25,6 @@ from tests.emulation.runtime import emulated
 from tests.torch.cases.hook import BACKENDS, directly, group, policy
 from tests.torch.models.parallel import assert_same_on_all_ranks
 
-os.environ["HYBRIDCOMP_DEVICES"] = "1"  # before the first communicator is made: it asks
 ON_GPU = os.environ.get("HYBRIDCOMP_TEST_DEVICE") == "cuda"
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 WIDTH = 48
@@ -98,6 +97,35 @@ def case_half_precision() -> None:
     assert_equal(policy("int4:block=64", "ef", min_bytes=1024), "hybridcomp", torch.bfloat16)
 
 
+def case_momenta_are_those_of_the_host() -> None:
+    """Of 1-bit Adam after its warm-up, whose gradients the kernels blend with the momentum as they correct them."""
+    for backend in BACKENDS:
+        ends = []
+        for on_device in (True, False):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)).to(
+                DEVICE
+            )
+            ddp = DistributedDataParallel(net, process_group=group(backend), bucket_cap_mb=0.004)
+            optimizer = hct.OnebitAdam(ddp.parameters(), lr=1e-3, freeze_step=2, warmup="int8:min_bytes=1024")
+            optimizer.register(ddp)
+            draw = torch.Generator().manual_seed(1 + dist.get_rank())
+            with encoding(on_device=on_device):
+                for _ in range(5):
+                    optimizer.zero_grad()
+                    ddp(torch.randn(8, WIDTH, generator=draw).to(DEVICE)).square().mean().backward()
+                    optimizer.step()
+            blends = optimizer._exchange.momentum.feedback._blends
+            assert {key[1] for key in blends} == {
+                name for name, p in net.named_parameters() if p.nbytes >= 256
+            }
+            assert all(isinstance(momentum, DeviceArray) == on_device for momentum, _ in blends.values())
+            ends.append({name: p.detach().cpu().clone() for name, p in net.named_parameters()})
+            assert_same_on_all_ranks(ends[-1])
+        for name, value in ends[0].items():
+            assert torch.equal(value, ends[1][name]), (backend, name)
+
+
 def case_memory_is_saved() -> None:
     """A run that goes on from a saved state, on a device or on the host, has the bits of one that did not stop."""
     chosen = policy("int8:block=128", "ef", min_bytes=1024)
@@ -127,7 +155,19 @@ def case_a_failure_reaches_all_ranks() -> None:
     failing = mock.patch(
         "hybridcomp.collectives.device.data_path.divide", side_effect=MemoryError("none is left")
     )
-    with directly(), failing:
-        said = "none is left" if dist.get_rank() == 0 else r"rank 0.* failed"
-        with pytest.raises((RuntimeError, hc.HybridcompError), match=said):
-            gradients("hybridcomp", chosen, on_device=dist.get_rank() == 0)
+    first = dist.get_rank() == 0
+    with (
+        directly(),
+        failing if first else nullcontext(),
+        pytest.raises(
+            (RuntimeError, hc.HybridcompError), match="none is left" if first else r"rank 0.* failed"
+        ),
+    ):
+        gradients("hybridcomp", chosen, on_device=True)
+
+
+def case_a_rank_with_its_buckets_on_the_host_is_named() -> None:
+    """Over the backend all ranks must have theirs in one kind of memory."""
+    said = "on a device on rank 0, 1 and in host memory on rank 2"
+    with pytest.raises((RuntimeError, hc.HybridcompError), match=said):
+        gradients("hybridcomp", policy("int8:block=128", min_bytes=1024), on_device=dist.get_rank() < 2)

@@ -1,20 +1,24 @@
 """Compressed FSDP2 over 2-D and changing meshes, gradient scalers, checkpoints; on four ranks."""
 
 import copy
+import os
 import tempfile
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import hybridcomp.torch as hct
+from hybridcomp.collectives.stats import since
 from tests.torch.models.fsdp import (
     FEEDBACK,
+    MINUTE,
     batch,
     error,
     gathered,
@@ -47,6 +51,76 @@ def case_hybrid_sharding() -> None:
     assert {r.op for r in state.rows() if r.codec != "none"} == {"all_gather", "reduce_scatter"}
     new = [r for r in hct.stats() if r.axis == "dp" and r.key not in before]
     assert any(r.op == "all_reduce" and r.codec == "int8:block=64" for r in new), new
+
+
+HSDP_EXACT = policy_of('min_bytes = 1\n[dp]\nall_reduce = "exponent"\n')
+HSDP = policy_of("""
+min_bytes = 256
+[fsdp]
+codec = "int8:block=64"
+between_hosts = true
+[dp]
+all_reduce = { codec = "int4:block=64", feedback = "ef" }
+""")
+
+
+def hybrid_mesh(backend: str) -> DeviceMesh:
+    """Return a mesh of two replicas of two shards, in groups of a backend."""
+    rank = dist.get_rank()
+    rows = [
+        [dist.new_group(ranks, backend=backend) for ranks in pairs]
+        for pairs in (((0, 2), (1, 3)), ((0, 1), (2, 3)))
+    ]
+    groups = [rows[0][rank % 2], rows[1][rank // 2]]
+    return DeviceMesh.from_group(
+        groups, "cpu", mesh=torch.tensor([[0, 1], [2, 3]]), mesh_dim_names=("dp", "fsdp")
+    )
+
+
+def case_replicas_are_compressed_on_every_backend() -> None:
+    """Their gradients travel by the section for replicas, with feedback; the shards of one host stay as they are."""
+    exact = gradients(sharded(mesh_of("gloo")))
+    for backend in ("hybridcomp", "gloo"):
+        model = sharded(hybrid_mesh(backend))
+        state = hct.compress_fsdp(model, HSDP)
+        before = {row.key: row.calls for row in hct.stats()}
+        total = dict.fromkeys(exact, 0.0)
+        first = None
+        for _ in range(24):
+            model.zero_grad()
+            got = gradients(model)
+            same_everywhere(got)
+            total = {name: total[name] + grad for name, grad in got.items()}
+            first = first or got
+        assert not [r for r in state.rows() if r.codec != "none"]
+        new = [r for r in hct.stats() if r.axis == "dp" and r.calls > before.get(r.key, 0)]
+        assert any(r.op == "all_reduce" and r.codec == "int4:block=64" for r in new), new
+        for name, grad in exact.items():
+            if grad.dim() == 2:
+                lone, mean = error(first[name], grad), error(total[name] / 24, grad)
+                assert 0 < lone < 0.3, (backend, name, lone)
+                assert mean < lone / 3, (backend, name, lone, mean)
+
+
+def case_replicas_keep_what_accumulates_and_the_divisor() -> None:
+    """Steps without the replicas' all-reduce, a divisor of the program's own, and a hook behind it: as without us."""
+    found = []
+    for policy in (None, HSDP_EXACT):
+        model = sharded(hybrid_mesh("hybridcomp"))  # gloo has no sum with a factor
+        seen = []
+        for module in (model[0], model[2], model[4], model):
+            module.set_gradient_divide_factor(8.0)
+            module.set_all_reduce_hook(lambda output, seen=seen: seen.append(output.numel()))
+        if policy is not None:
+            hct.compress_fsdp(model, policy)
+        model.set_requires_all_reduce(False)
+        loss_of(model, 1).backward()
+        model.set_requires_all_reduce(True)
+        loss_of(model, 2).backward()
+        assert seen
+        found.append({name: p.grad.full_tensor() for name, p in model.named_parameters()})
+    for name, grad in found[0].items():
+        assert error(found[1][name], grad) < 1e-5, name
 
 
 def case_smaller_mesh_after_forward() -> None:
@@ -272,3 +346,33 @@ def case_training_on_a_2d_mesh() -> None:
     losses = train(model, torch.optim.Adam(model.parameters(), lr=3e-3), range(12))
     assert losses[-1] < 0.9 * losses[0]
     same_everywhere({name: p.full_tensor() for name, p in model.named_parameters()})
+
+
+def case_each_byte_leaves_a_host_once() -> None:
+    """Two hosts of two ranks: in a step 1.5 times the parameters' bytes leave a host, as the codec makes them."""
+    os.environ["HYBRIDCOMP_HOSTS"] = "2x2"
+    try:
+        options = hct.Options(policy="none", axis="fsdp")
+        group = dist.new_group(backend="hybridcomp", timeout=MINUTE, pg_options=options)
+        mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("fsdp",))
+        for codec, least in ("none", 1.5), ("int8:block=128", 1.5 * (8.25 / 32)):
+            times = _times_that_leave(mesh, group, codec)
+            assert 0.99 * least < times < 1.03 * least, (codec, times, least)
+    finally:
+        del os.environ["HYBRIDCOMP_HOSTS"]
+
+
+def _times_that_leave(mesh: DeviceMesh, group, codec: str) -> float:
+    """Return the bytes that leave a host in a step, over those of the parameters."""
+    model = nn.Sequential(*(nn.Linear(192, 192) for _ in range(3)))
+    nbytes = 4 * sum(p.numel() for p in model.parameters())
+    for layer in (*model, model):
+        fully_shard(layer, mesh=mesh)
+    counted = group if codec == "none" else hct.compress_fsdp(model, f"{codec}:min_bytes=0")
+    before = [row.copy() for row in counted.rows()]
+    model(torch.randn(4, 192)).square().mean().backward()
+    rows = since(before, counted.rows())
+    assert {row.op for row in rows} == {"all_gather", "reduce_scatter"}, rows
+    left = torch.tensor(sum(row.between_bytes for row in rows))
+    dist.all_reduce(left)
+    return left.item() / 2 / nbytes

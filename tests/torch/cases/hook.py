@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import hybridcomp as hc
 import hybridcomp.torch as hct
 from hybridcomp.collectives.execution.mpi_collectives import AVG
+from hybridcomp.torch.hook.averager import parameter_names
 from tests.torch.models.ddp import (
     WIDTH,
     assert_near,
@@ -153,9 +154,10 @@ def case_ranks_of_one_host_share_memory() -> None:
 
 
 def case_between_hosts() -> None:
-    ddp = hooked("hybridcomp", policy("int8", min_bytes=0, between_hosts=True))
-    assert_near(step(ddp), 2e-6, rows=60)
-    assert {row.reason for row in ddp.state.rows()} == {"all ranks are on one host"}
+    for backend in BACKENDS:
+        ddp = hooked(backend, policy("int8", min_bytes=0, between_hosts=True))
+        assert_near(step(ddp), 2e-6, rows=60)
+        assert {row.reason for row in ddp.state.rows()} == {"all ranks are on one host"}
 
 
 def case_buckets_do_not_change_the_result() -> None:
@@ -198,6 +200,31 @@ def case_what_is_compressed_is_told() -> None:
     assert compressed.raw_bytes == 4 * 4 * 2 * WIDTH * WIDTH
     assert compressed.wire_bytes < 0.3 * compressed.plain_bytes
     assert sum(row.raw_bytes for row in reasons.values()) == 4 * sum(p.numel() for p in ddp.parameters())
+
+
+class Holder(nn.Module):
+    """A module with a child that has the name that DDP gives its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = model()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+def case_parameters_have_the_names_that_they_have_without_wrappers() -> None:
+    """Patterns that are whole names exclude their parameters, of a module in DDP and in others of torch's wrappers."""
+    for inside in (model, Holder, lambda: torch.compile(model(), backend="eager")):
+        net = inside()
+        names = {id(p): name.replace("_orig_mod.", "") for name, p in net.named_parameters()}
+        excluded = list(names.values())[1:3]
+        ddp = hooked("hybridcomp", policy("int8:block=128", True, exclude=excluded), net)
+        step(ddp)
+        reasons = {row.reason: row.calls for row in ddp.state.rows()}
+        assert [reasons[f"excluded by {name!r}"] for name in excluded] == [1, 1], reasons
+        assert set(parameter_names(net).items()) == set(parameter_names(ddp).items()) == set(names.items())
+        assert parameter_names(torch.compile(ddp, backend="eager")) == names
 
 
 def case_warm_up() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import pickle
 import tempfile
 import threading
@@ -77,7 +78,7 @@ def case_options_of_ddp() -> None:
 def case_a_state_is_copied_and_pickled() -> None:
     """Alone or with its module, as torch's own states: it goes on with the same bits, and the registry's memory."""
     for backend in BACKENDS:
-        for chosen in (policy("int4", feedback=True, min_bytes=0), "powersgd:rank=2"):
+        for chosen in (policy("int4", feedback=True, min_bytes=0), "powersgd:rank=2:min_bytes=0"):
             of = dist.group.WORLD if backend == "hybridcomp" else group(backend)
             ddp = DistributedDataParallel(model(), process_group=of)
             ddp.state = hct.HookState(chosen, module=ddp)
@@ -185,14 +186,14 @@ def case_a_bucket_travels_while_the_next_is_computed() -> None:
             if backend == "hybridcomp":
                 _note_ended(ddp.state._operations, started)
             elif ddp.state._operations is not None:
-                exchanges = ddp.state._operations.comm._group
-                inner = exchanges.start
+                lanes = ddp.state._operations.comm._group.lanes  # all ranks are on one host
+                inner = lanes.send
 
                 def start(*args, started=started, inner=inner):
                     started.append(time.monotonic())
                     return inner(*args)
 
-                exchanges.start = start
+                lanes.send = start
             loss_of(ddp(x), y).backward()
         assert len(submitted) >= 2
         assert started[0] < submitted[-1] - 0.3, (backend, started, submitted)
@@ -229,7 +230,7 @@ FAILURES = {
         ("int4+ef", ErrorFeedback, "memory"),
         ("powersgd:rank=2+ef", ErrorFeedback, "memory"),
         ("powersgd:rank=2", powersgd, "orthogonalize"),
-        ("int8", TorchCommunicator, "_carried"),
+        ("int8", TorchCommunicator, "start_carried"),
     ],
     "hybridcomp": [
         ("int8+ef", ErrorFeedback, "memory"),
@@ -263,14 +264,16 @@ def case_a_failure_of_one_rank_is_one_of_all() -> None:
 
 def case_a_damaged_message_is_refused() -> None:
     ddp = hooked("gloo", policy("int8", min_bytes=0))
-    step(ddp)
+    with mock.patch.dict(os.environ, {"HYBRIDCOMP_HOSTS": f"{dist.get_world_size()}x1"}):
+        step(ddp)  # gloo carries what ranks of unlike hosts send
     exchanges = ddp.state._operations.comm._group
     original, sent = exchanges.start, []
 
     def damaging(send, *args):
         sent.append(1)
         if len(sent) % 2 == 0:  # the sums
-            send[60] ^= 1
+            table = 16 * (1 + int.from_bytes(send[8:16].tobytes(), "little"))
+            send[table + 44] ^= 1
         return original(send, *args)
 
     if dist.get_rank() == 0:
@@ -340,6 +343,22 @@ def case_versions_that_differ_are_an_error() -> None:
     finally:
         version.__version__ = mine
     dist.barrier(group("hybridcomp"))
+
+
+def case_a_trace_counts_the_calls_that_the_table_counts() -> None:
+    def counted() -> int:
+        return sum(row.calls for row in hct.stats() if row.axis == "dp")
+
+    for backend in BACKENDS:
+        with tempfile.TemporaryDirectory() as folder:
+            before = counted()
+            hct.start_trace(folder)
+            step(hooked(backend, policy("int8", min_bytes=1 << 20)))  # what is small goes as one
+            path = hct.stop_trace()
+            assert path is not None
+            events = json.loads(path.read_text())["traceEvents"]
+        operations = [e["args"] for e in events if e.get("cat") == "operation" and e["args"]["axis"] == "dp"]
+        assert sum(args.get("calls", 1) for args in operations) == counted() - before > len(operations)
 
 
 def case_batches_are_in_the_trace() -> None:

@@ -60,6 +60,33 @@ def case_a_range_lasts_until_the_operation_ends() -> None:
         assert call.time_range.end > meanwhile.time_range.end
 
 
+def case_a_profiler_that_stops_ends_the_ranges_of_calls_under_way() -> None:
+    stopped = "profiler stopped"
+    store = dist.distributed_c10d._get_default_store()
+    for turn in range(
+        10
+    ):  # a range that ended later wrote to memory that was free, which did not always show
+        if rank():
+            store.wait([f"{stopped} {turn}"])
+            for _ in range(20):
+                dist.all_reduce(torch.ones(BIG))
+            continue
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            works = [dist.all_reduce(torch.ones(BIG), async_op=True) for _ in range(20)]
+            with record_function("last"):
+                torch.ones(1000).sum()
+        store.set(f"{stopped} {turn}", "1")
+        for work in works:  # a range that ended now would write to memory that is free
+            work.wait()
+        (last,) = (event for event in seen.events() if event.name == "last")
+        called = [event for event in ranges(seen) if event.name == "hybridcomp:all_reduce"]
+        assert len(called) == 20
+        assert all(event.time_range.end >= last.time_range.end for event in called)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        dist.barrier()
+    assert ranges(seen)[0].name == "hybridcomp:barrier"
+
+
 def case_coalesced_calls_and_messages() -> None:
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         dist.all_reduce_coalesced([torch.ones(BIG), torch.ones(4)])

@@ -51,6 +51,26 @@ def case_averages_of_integers_are_cut_off() -> None:
     assert out.tolist() == [7, 7]
 
 
+def case_averages_of_negative_integers_are_cut_off_towards_zero() -> None:
+    """In each place the ranks' sum is a multiple of their number, less one, or plus one."""
+    sums = [-2 * size() - 1, -size() - 1, -1, 1, size() + 1, 1 - size(), -size()]
+    expected = [int(total / size()) for total in sums]
+    for dtype in (torch.int8, torch.int16, torch.int32, torch.int64):
+        mine = torch.tensor(sums, dtype=dtype) if rank() == 0 else torch.zeros(len(sums), dtype=dtype)
+        dist.all_reduce(t := mine.clone(), ReduceOp.AVG)
+        assert t.tolist() == expected, dtype
+        dist.reduce(t := mine.clone(), 0, ReduceOp.AVG)
+        assert rank() or t.tolist() == expected, dtype
+        dist.all_reduce_coalesced(several := [mine.clone(), mine.clone()], ReduceOp.AVG)
+        assert [t.tolist() for t in several] == [expected] * 2, dtype
+        dist.reduce_scatter_tensor(out := torch.empty_like(mine), mine.repeat(size()), ReduceOp.AVG)
+        assert out.tolist() == expected, dtype
+        dist.reduce_scatter(out := torch.empty_like(mine), [mine] * size(), ReduceOp.AVG)
+        assert out.tolist() == expected, dtype
+        dist.all_reduce(t := mine.to_sparse(), ReduceOp.AVG)
+        assert t.to_dense().tolist() == expected, dtype
+
+
 def case_complex_numbers() -> None:
     numbers = [complex(r + 1, 2 * r) for r in range(size())]
     product = complex(1)

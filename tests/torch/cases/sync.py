@@ -322,7 +322,9 @@ def case_parts_of_dtensors() -> None:
     parallelize_module(split, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     for model in (plain, split):
         inner = adam(model)
-        with hct.DiLoCo(model, inner, every=2, policy="int8", process_group=mesh["dp"].get_group()):
+        with hct.DiLoCo(
+            model, inner, every=2, policy="int8:min_bytes=0", process_group=mesh["dp"].get_group()
+        ):
             train(model, inner, range(1, 5))
     for name, p in split.named_parameters():
         assert (p.detach().full_tensor() - plain.get_parameter(name)).abs().max() < 1e-4, name
@@ -548,7 +550,7 @@ def case_a_late_replica_is_told() -> None:
     model = net()
     inner = adam(model)
     more: dict[str, Any] = {"every": 2, "fragment_sync_delay": 1, "fragment_sync_order": "paper"}
-    context = hct.DiLoCo(model, inner, policy="int8", process_group=ours, **more)
+    context = hct.DiLoCo(model, inner, policy="int8:min_bytes=0", process_group=ours, **more)
     with context:
         train(model, inner, range(1, 4))  # makes the communicator
         earlier = context.state_dict()

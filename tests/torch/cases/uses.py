@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hybridcomp as hc
 import hybridcomp.torch as hct
+from tests.calls import python_calls
 from tests.torch.models.ddp import batch, loss_of, model
 from tests.torch.models.parallel import assert_same_on_all_ranks
 
@@ -34,6 +35,37 @@ def shares() -> list[tuple[torch.Tensor, torch.Tensor]]:
     x, y = batch(60)
     size = dist.get_world_size()
     return list(zip(x.chunk(size), y.chunk(size), strict=True))
+
+
+def case_what_python_does_for_a_call_stays_little() -> None:
+    """An all-reduce that the caller waits for, one that it starts, and the backward pass of DDP with the hook."""
+    hct.set_policy("int8")
+    group = dist.new_group(backend="hybridcomp")
+    hct.set_policy("hybrid")
+    tensor = torch.ones(1024)
+    ddp = DistributedDataParallel(
+        nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300)), process_group=group
+    )
+    ddp.register_comm_hook(hct.HookState("int8", module=ddp), hct.comm_hook)
+    ahead: list[torch.Tensor] = []
+
+    def meet() -> None:
+        ahead[:] = [ddp(torch.ones(4, 300)).sum()]
+        MPI.COMM_WORLD.Barrier()
+
+    def backward() -> None:
+        ahead[0].backward()
+
+    for most, run in (
+        (12, lambda: dist.all_reduce(tensor, group=group)),
+        (25, lambda: dist.all_reduce(tensor, group=group, async_op=True).wait()),
+        (200, backward),  # of four parameters in one bucket
+    ):
+        for _ in range(4):
+            meet()
+            run()
+        calls = python_calls(run, meet, ours=True)
+        assert calls <= most, f"{calls} for {most}"
 
 
 def case_ranks_within_a_group() -> None:
@@ -226,7 +258,7 @@ def case_remote_calls_beside_the_group() -> None:
 
 
 def case_a_group_goes_on_after_an_error() -> None:
-    """What all ranks have failed in is over for all of them, and the next operation is the next for all."""
+    """Go on with the next operation, alike on all ranks, once all have failed in one."""
     rank, size = mine()
     group = dist.new_group(timeout=timedelta(seconds=2))
     failures = {

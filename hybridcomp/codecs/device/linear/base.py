@@ -94,6 +94,7 @@ def reduce(codec: Codec, x: Flat, terms: Terms, queue: Queue) -> Reduction:
     if not isinstance(driver, LinearDriver):
         raise CudaUnavailableError(f"codec {codec.spec!r} reduces no device arrays")
     data = aligned(queue, x.data, x.dtype.component_bytes)
+    queue.start()
     own = Queue(queue.runtime, queue.stream)  # nobody else has set its status
     return driver.reduce(codec, x._replace(data=data), terms, Staging(own))
 

@@ -1,0 +1,365 @@
+"""Provide mpi4py's collectives among the neighbours of a topology.
+
+Where the policy may compress an operation of the kind (an all-gather, an all-to-all), each block travels as a message
+that says what it is, so that ranks with different neighbours, which know nothing of each other, need not agree on more.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+
+from hybridcomp.arrays import Flat
+from hybridcomp.codecs import get_codec
+from hybridcomp.collectives.buffers import elements, parse, same_dtype
+from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.data_path.coding import NONE
+from hybridcomp.collectives.data_path.neighbors import Block, exchange
+from hybridcomp.collectives.datatypes import ForeignBufferError
+from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution.mpi_collectives import native
+from hybridcomp.collectives.memory import copied, overlap, together
+from hybridcomp.collectives.operations.flat_gather_scatter import raw_parts
+from hybridcomp.collectives.operations.prequests import persistent
+from hybridcomp.collectives.operations.uncompressed import Uncompressed, stored, told
+from hybridcomp.collectives.requests import Request
+from hybridcomp.collectives.session import MANY
+from hybridcomp.collectives.starting import Operands
+from hybridcomp.collectives.vectors import Extents, byte_extents, following, parse_vector
+from hybridcomp.policy import Choice
+
+Buffer = Any
+
+
+class _Exchange(NamedTuple):
+    """What a caller asks for: an all-gather or an all-to-all among neighbours.
+
+    Attributes:
+        rules: ``"all_gather"`` or ``"all_to_all"``, whose rules the policy gives it.
+        equal: whether all blocks are of one size, of which the policy knows; of others small ones stay exact.
+        sendbuf, recvbuf, name, phase, codec: arguments of the call.
+    """
+
+    rules: str
+    equal: bool
+    sendbuf: Buffer
+    recvbuf: Buffer
+    name: str | None
+    phase: str | None
+    codec: CodecLike
+
+
+class Neighbors(Uncompressed):
+    """Methods Neighbor_allgather(v) and Neighbor_alltoall(v, w) of a communicator with a topology.
+
+    They take the policy's rules for ``all_gather`` and ``all_to_all``, and MPI's order of neighbours; blocks of
+    ``MPI.PROC_NULL`` stay as they are. Where a rank is a neighbour several times, the j-th block to it is its j-th from
+    this rank; in a grid, a block in one direction arrives as the one from the other, as MPI 4 says.
+    """
+
+    def Neighbor_allgather(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Send ``sendbuf`` (n elements) to all neighbours, and gather theirs in ``recvbuf`` (neighbours * n)."""
+        self._run_among(_Exchange("all_gather", True, sendbuf, recvbuf, name, phase, codec))
+
+    def Ineighbor_allgather(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Neighbor_allgather`."""
+        return self._begin_among(_Exchange("all_gather", True, sendbuf, recvbuf, name, phase, codec))
+
+    def Neighbor_allgatherv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Gather blocks of any size as :meth:`Neighbor_allgather` does: ``recvbuf`` as in ``Allgatherv``."""
+        self._run_among(_Exchange("all_gather", False, sendbuf, recvbuf, name, phase, codec))
+
+    def Ineighbor_allgatherv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Neighbor_allgatherv`."""
+        return self._begin_among(_Exchange("all_gather", False, sendbuf, recvbuf, name, phase, codec))
+
+    def Neighbor_alltoall(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Send equal parts of ``sendbuf`` to the neighbours, and gather theirs in ``recvbuf``."""
+        self._run_among(_Exchange("all_to_all", True, sendbuf, recvbuf, name, phase, codec))
+
+    def Ineighbor_alltoall(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Neighbor_alltoall`."""
+        return self._begin_among(_Exchange("all_to_all", True, sendbuf, recvbuf, name, phase, codec))
+
+    def Neighbor_alltoallv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> None:
+        """Exchange parts of any size with the neighbours: both buffers as in ``Alltoallv``."""
+        self._run_among(_Exchange("all_to_all", False, sendbuf, recvbuf, name, phase, codec))
+
+    def Ineighbor_alltoallv(
+        self,
+        sendbuf: Buffer,
+        recvbuf: Buffer,
+        *,
+        name: str | None = None,
+        phase: str | None = None,
+        codec: CodecLike = None,
+    ) -> Request:
+        """Start :meth:`Neighbor_alltoallv`."""
+        return self._begin_among(_Exchange("all_to_all", False, sendbuf, recvbuf, name, phase, codec))
+
+    def Neighbor_alltoallw(self, sendbuf: Buffer, recvbuf: Buffer) -> None:
+        """Exchange parts of any size and datatype with the neighbours, by MPI's own operation."""
+        self._alltoallw_of_neighbors(sendbuf, recvbuf).wait()
+
+    def Ineighbor_alltoallw(self, sendbuf: Buffer, recvbuf: Buffer) -> Request:
+        """Start :meth:`Neighbor_alltoallw`."""
+        return Request(self._alltoallw_of_neighbors(sendbuf, recvbuf))
+
+    @told
+    def _alltoallw_of_neighbors(self, sendbuf: Buffer, recvbuf: Buffer) -> engine.Request:
+        post = self._of_topology.Ineighbor_alltoallw
+        return self._foreign("neighbor_alltoallw", lambda: post(sendbuf, recvbuf))
+
+    @functools.cached_property
+    def _disordered(self) -> bool:
+        """Tell whether MPI's non-blocking and persistent all-to-all may mix up the two directions of a dimension.
+
+        Open MPI 5's do, unlike its blocking one, in a closed dimension of two ranks or one.
+        """
+        if not isinstance(self, MPI.Cartcomm) or MPI.get_vendor()[0] != "Open MPI":
+            return False
+        dims, periods, _ = self.Get_topo()
+        return any(period and size <= 2 for size, period in zip(dims, periods, strict=True))
+
+    Neighbor_allgather_init = persistent("Neighbor_allgather", "all_gather", MPI.Topocomm)
+    Neighbor_allgatherv_init = persistent("Neighbor_allgatherv", "all_gather", MPI.Topocomm)
+    Neighbor_alltoall_init = persistent(
+        "Neighbor_alltoall", "all_to_all", MPI.Topocomm, wrong=attrgetter("_disordered")
+    )
+    Neighbor_alltoallv_init = persistent(
+        "Neighbor_alltoallv", "all_to_all", MPI.Topocomm, wrong=attrgetter("_disordered")
+    )
+    Neighbor_alltoallw_init = persistent("Neighbor_alltoallw", "all_to_all", MPI.Topocomm, exact=True)
+
+    # -- shared by them ------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _of_topology(self) -> MPI.Topocomm:
+        """Return the communicator of collectives as one of its topology, for MPI's own operations."""
+        kinds: dict[int, type[MPI.Topocomm]] = {MPI.CART: MPI.Cartcomm, MPI.GRAPH: MPI.Graphcomm}
+        return kinds.get(self.mpi.Get_topology(), MPI.Distgraphcomm)(self.mpi)
+
+    @functools.cached_property
+    def _neighbors(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the ranks from which this one receives, and those to which it sends, in MPI's order."""
+        sources, destinations = self._of_topology.inoutedges
+        return sources, destinations
+
+    def _post(self, of: _Exchange) -> Callable[..., MPI.Request]:
+        """Return MPI's non-blocking function of an exchange."""
+        name = f"Ineighbor_{of.rules.replace('_', '')}{'' if of.equal else 'v'}"
+        post: Callable[..., MPI.Request] = getattr(self._of_topology, name)
+        return post
+
+    def _passes_among(self, of: _Exchange) -> int:
+        """Tell whether MPI alone does an exchange: see :meth:`_passes`."""
+        if of.rules == "all_to_all" and self._disordered:
+            return -1
+        return self._passes(of.rules, of.codec, of.sendbuf, of.recvbuf, times=0)
+
+    def _run_among(self, of: _Exchange) -> None:
+        if (nbytes := self._passes_among(of)) >= 0:
+            return self._run_by_mpi(of.rules, self._post(of), (of.sendbuf, of.recvbuf), nbytes)
+        return self._start_among(of).wait()
+
+    def _begin_among(self, of: _Exchange) -> Request:
+        if (nbytes := self._passes_among(of)) >= 0:
+            return self._begin_by_mpi(of.rules, self._post(of), (of.sendbuf, of.recvbuf), nbytes)
+        return Request(self._start_among(of))
+
+    @told
+    def _start_among(self, of: _Exchange) -> engine.Request:
+        rules, equal, sendbuf, recvbuf, name, phase, codec = of
+        sources, destinations = self._neighbors
+        post, op = self._post(of), f"neighbor_{rules.replace('_', '')}"
+        try:
+            recv, incoming = self._blocks(recvbuf, len(sources), equal=equal, writable=True)
+            if rules == "all_gather":
+                send = parse(sendbuf)
+                parts: Extents = [(0, send.size)]
+            else:
+                send, parts = self._blocks(sendbuf, len(destinations), equal=equal, writable=False)
+            send = same_dtype(send, recv)
+        except ForeignBufferError:
+            return self._foreign(op, lambda: post(sendbuf, recvbuf), codec)
+        choice = self.choose(rules, send, name, phase, codec, None if equal else MANY)
+        peers = [destinations] if rules == "all_gather" else [[peer] for peer in destinations]
+        outgoing = [
+            Block(start, count, [peer for peer in to if peer != MPI.PROC_NULL])
+            for (start, count), to in zip(parts, peers, strict=True)
+        ]
+        if self._is_mpis(rules, codec) and not (rules == "all_to_all" and self._disordered):
+            whole = equal or rules == "all_gather"
+            by = lambda s, r: post(_spec(s, parts, whole), _spec(r, incoming, equal))  # noqa: E731
+            return self._move_by_mpi(op, by, choice, send, outgoing, recv, incoming)
+        return self._exchange(of, op, choice, send, outgoing, recv, incoming)
+
+    @staticmethod
+    def _blocks(buf: Buffer, neighbors: int, *, equal: bool, writable: bool) -> tuple[Flat, Extents]:
+        """View a buffer of one block for each neighbour."""
+        if not equal:
+            return parse_vector(buf, neighbors, writable=writable)
+        flat = parse(buf, writable=writable, blocks=neighbors)
+        if flat.size % max(1, neighbors):
+            raise ValueError(f"{flat.size} elements cannot be split evenly among {neighbors} neighbours")
+        return flat, following([flat.size // max(1, neighbors)] * neighbors)
+
+    def _move_by_mpi(
+        self,
+        op: str,
+        post: Callable[[Flat, Flat], MPI.Request],
+        choice: Choice,
+        send: Flat,
+        outgoing: Sequence[Block],
+        recv: Flat,
+        incoming: Extents,
+    ) -> engine.Request:
+        """Start an exchange that is MPI's, since other ranks give MPI their buffers as they are."""
+        device = together(send, recv)
+        if overlap(send, recv):
+            send = copied(send)
+        call = self.new_call(op, choice, send.nbytes, _sent(outgoing, send), dtype=send.dtype)
+        request = self.start_native(
+            lambda s, r, ticket, events: native(lambda: post(s, r), ticket, events),
+            call,
+            Operands(send, recv, device, written=lambda: byte_extents(incoming, recv.dtype.itemsize)),
+        )
+        return stored(request, recv)
+
+    def _exchange(
+        self,
+        of: _Exchange,
+        op: str,
+        choice: Choice,
+        send: Flat,
+        outgoing: Sequence[Block],
+        recv: Flat,
+        extents: Extents,
+    ) -> engine.Request:
+        """Start an exchange whose blocks are messages that say what they are.
+
+        Args:
+            of: what the caller has asked for.
+            op: name of the operation.
+            choice: codec of what this rank sends.
+            send, outgoing: buffer and blocks to send.
+            recv, extents: buffer to receive into, and the first element and the count of each neighbour's block.
+        """
+        if not send.dtype.is_float:
+            choice = Choice(NONE, None, f"blocks of {send.dtype.label} are not compressed")
+        device = together(send, recv)
+        if overlap(send, recv):
+            send = copied(send)
+        sources, _ = self._neighbors
+        incoming = [
+            Block(*extents[at], [sources[at]])
+            for at in self._arrivals(len(sources))
+            if sources[at] != MPI.PROC_NULL
+        ]
+        if of.codec is None:
+            codecs = self.policy.codecs(self.axis, of.rules)
+        else:
+            codecs = (of.codec.codec if isinstance(of.codec, Choice) else get_codec(of.codec),)
+        call = self.new_call(op, choice, send.nbytes, _sent(outgoing, send), dtype=send.dtype, name=of.name)
+        encoded_from = 0 if of.equal else choice.min_bytes
+        tag = self.transport.tag()
+
+        def written() -> list[tuple[int, int]]:
+            return byte_extents([(start, count) for start, count, _ in incoming], recv.dtype.itemsize)
+
+        request = self.start_carried(
+            lambda carrier, s, r, _: exchange(
+                carrier,
+                s,
+                outgoing,
+                r,
+                incoming,
+                codecs,
+                tag,
+                encoded_from=encoded_from if choice.compresses else None,
+            ),
+            choice.codec,
+            call,
+            Operands(send, recv, device, written=written),
+            on_host=True,
+        )
+        return stored(request, recv)
+
+    def _arrivals(self, neighbors: int) -> Sequence[int]:
+        """Return the neighbours in the order in which blocks of the same rank are received.
+
+        In a grid's dimension of one or two ranks that is closed, both neighbours are one rank: what it sends in the
+        negative direction comes first, and is from the neighbour in the positive one.
+        """
+        in_order = range(neighbors)
+        return [at ^ 1 for at in in_order] if isinstance(self, MPI.Cartcomm) else in_order
+
+
+def _sent(outgoing: Sequence[Block], send: Flat) -> int:
+    """Return the bytes of all blocks to send."""
+    return sum(block.size * len(block.peers) for block in outgoing) * send.dtype.itemsize
+
+
+def _spec(flat: Flat, extents: Extents, equal: bool) -> list[Any]:
+    """Return an mpi4py specification of a buffer of blocks, which say their counts unless they are of one size."""
+    return elements(flat) if equal else raw_parts(flat, extents)
