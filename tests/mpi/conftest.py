@@ -25,7 +25,7 @@ _SECONDS = 30.0
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Let rank 0 report; the others keep their report, and print it only if they fail."""
+    """Let rank 0 report; the others print what fails alone."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if WORLD.rank and reporter is not None:
         reporter._tw._file = io.StringIO()
@@ -46,10 +46,11 @@ def _is_met(marker: pytest.Mark) -> bool:
     return bool(marker.kwargs.get("least", 1) <= WORLD.size <= marker.kwargs.get("most", WORLD.size))
 
 
-def pytest_unconfigure(config: pytest.Config) -> None:
-    reporter = config.pluginmanager.getplugin("terminalreporter")
-    if WORLD.rank and reporter is not None and reporter.stats.get("failed"):
-        sys.stderr.write(f"--- rank {WORLD.rank} ---\n{reporter._tw._file.getvalue()}")
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print each failure at once: ranks that are out of step may be ended before they come to a report."""
+    if report.failed:
+        sys.stderr.write(f"--- rank {WORLD.rank}: {report.nodeid}\n{report.longreprtext[-4000:]}\n")
+        sys.stderr.flush()
 
 
 def of_any_size(policy: Any) -> Any:

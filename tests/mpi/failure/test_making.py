@@ -107,7 +107,9 @@ def test_what_one_rank_lacks_is_told_to_all(monkeypatch, lack):
     verdict(error_of(lambda: hc.Communicator(WORLD, "none")) is None)
 
 
-def test_what_one_rank_cannot_do_with_its_parts_is_told_in_the_next_operation(monkeypatch):
+@pytest.mark.parametrize("slow", [False, True], ids=["", "while another rank is still making its own"])
+def test_what_one_rank_cannot_do_with_its_parts_is_told_in_the_next_operation(monkeypatch, slow):
+    """Tell it at once to a rank that is still making its communicator, and to the others in their next operation."""
     if WORLD.size == 1:
         return
     if last:
@@ -116,10 +118,13 @@ def test_what_one_rank_cannot_do_with_its_parts_is_told_in_the_next_operation(mo
         verdict(isinstance(error, RuntimeError) and "home directory" in str(error), repr(error))
         verdict(True)
         return
-    comm = hc.Communicator(WORLD, "none", "dp", timeout=60.0)
+    if slow and WORLD.rank == 0:
+        honest = making.chooser
+        monkeypatch.setattr(making, "chooser", lambda *given: time.sleep(0.5) or honest(*given))
     began = time.monotonic()
-    error = error_of(lambda: comm.Barrier() or MPI.COMM_NULL)
-    told = f"rank {LAST} failed in number 0" in str(error) and "home directory" in str(error)
+    error = error_of(lambda: hc.Communicator(WORLD, "none", "dp", timeout=60.0).Barrier() or MPI.COMM_NULL)
+    # Who was still making it has the error of that.
+    told = f"rank {LAST} failed" in str(error) and "home directory" in str(error)
     verdict(isinstance(error, hc.RemoteError) and told, repr(error))
     verdict(time.monotonic() - began < 30)
 
