@@ -243,7 +243,7 @@ PROFILE: Variable[str] = Variable(
     "`~/.config/hybridcomp/profile.toml`, if it exists", "Names the profile of links and codecs; rank 0's counts.",
 )  # fmt: skip
 BANDWIDTH: Variable[float | None] = Variable(
-    "BANDWIDTH", COSTS, _number(LEAST, MOST), "bytes per second, such as 125e6", None, "117e6",
+    "BANDWIDTH", COSTS, _number(LEAST, MOST), "bytes per second, such as 125e6", None, "the interface's, or 117e6",
     "Says how fast links between hosts are; a lab sets it.",
 )  # fmt: skip
 LATENCY: Variable[float | None] = Variable(

@@ -209,7 +209,7 @@ def alike() -> str:
 
 
 def exact() -> str:
-    """Return the text about the gains of the policy ``exact``, and where it loses."""
+    """Return the text about the gains of the policy ``exact``, and where it has none."""
     gains = {}
     records = {key: result(file) for key, file in EXACT.items()}
     for key, record in records.items():
@@ -218,12 +218,13 @@ def exact() -> str:
     half, whole = gains["bfloat16", "1gbit"], gains["float32", "1gbit"]
     fast = [gains[dtype, "none"]["speedup"] for dtype in ("bfloat16", "float32")]
     return (
-        "**No result may change?** The policy `exact` sends all bits in fewer bytes: an all-reduce of "
+        "**No result may change?** The policy `exact` sends all bits in fewer bytes, by the codec `exponent`, wherever "
+        "that is faster. With it an all-reduce of "
         f"{half['size'] >> 20} MiB of bfloat16 over 1 Gb/s is {half['speedup']:.2f} times as fast as "
         f"{PEERS[half['best_peer']]}'s, of float32 {whole['speedup']:.2f} times as fast as "
         f"{PEERS[whole['best_peer']]}'s, and "
-        "ends with the bits of an uncompressed one. Where links are faster than the processors it costs time: "
-        f"{min(fast):.2f} times as fast as they, on the same two cores with unshaped links "
+        "ends with the bits of an uncompressed one. Where links are faster than the processors, that codec would be "
+        f"{min(fast):.2f} times as fast as they, on the same two cores with unshaped links, and `exact` leaves it "
         "([figures](docs/performance.md#exact-and-smaller)).\n\n"
         f"{origins({f'{dtype}, {link}': record for (dtype, link), record in records.items()})}"
     )

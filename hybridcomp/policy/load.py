@@ -48,7 +48,7 @@ def load_policy(source: str | os.PathLike[str] | Policy | Codec) -> Policy:
         return _of_codec(source, CODEC_MIN_BYTES)
     text = os.fspath(source)
     if text in PRESETS:
-        return _preset(text)
+        return frozen_to(_preset(text))
     if text.partition(":")[0] == AUTO:
         return frozen_to(Policy(text, Rule(exclude=_EXCLUDED), auto=parse_spec(text)))
     path = Path(text)

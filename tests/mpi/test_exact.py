@@ -65,7 +65,7 @@ def test_exact_sums_are_mpis(make, dtype):
 
 def test_the_preset_ends_with_the_bits_of_none():
     results = {}
-    for policy in ("none", "exact"):
+    for policy in ("none", "exact", "exponent"):
         comm = communicator(policy)
         x, parts = sixteenths(N), sixteenths(P * N)
         out = [np.empty(N, np.float32) for _ in range(4)] + [np.empty(P * N, np.float32) for _ in range(2)]
@@ -79,11 +79,26 @@ def test_the_preset_ends_with_the_bits_of_none():
         comm.Allgather(x, out[4])
         comm.Alltoall(parts, out[5])
         results[policy] = [one.tobytes() for one in out]
-        if policy == "exact" and P > 1:
+        if policy.startswith("exponent") and P > 1:
             used = {row.op for row in comm.stats() if row.codec == "exponent"}
-            verdict(used == {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"}, f"{used}")
+            verdict(used >= {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send"}, f"{used}")
         comm.Free()
-    verdict(results["none"] == results["exact"])
+    verdict(results["none"] == results["exact"] == results["exponent"])
+
+
+def test_the_preset_tries_and_keeps_what_is_fastest_with_the_bits_of_none(make):
+    plain, comm = make("none"), make("exact")
+    x, want, got = sixteenths(N), np.empty(N, np.float32), np.empty(N, np.float32)
+    plain.Allreduce(x, want)
+    wrong = 0
+    for _ in range(900):  # more than its trials take
+        got[:] = -1
+        comm.Allreduce(x, got)
+        wrong += got.tobytes() != want.tobytes()
+    verdict(not wrong, f"{wrong} all-reduces")
+    if P > 1:
+        reasons = {row.reason for row in comm.stats() if row.op == "all_reduce" and row.wire_bytes}
+        verdict(any(" measured by operation " in reason for reason in reasons), f"{reasons}")
 
 
 def test_bfloat16_of_the_preset():

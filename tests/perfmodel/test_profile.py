@@ -17,6 +17,7 @@ from hybridcomp.perfmodel import (
     Profile,
     Speed,
     Tier,
+    load,
     load_profile,
     wanted_path,
 )
@@ -52,7 +53,10 @@ SPEED = "encode = 1e9\ndecode = 1e9\nadd = 1e9\noverhead = 1e-6\nsize = 0.5\n"
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
-    """No profile of the user's."""
+    """Leave the machine's profile and interfaces out."""
+    monkeypatch.setattr(load, "_INTERFACES", tmp_path / "net")
+    monkeypatch.setattr(load, "_ADAPTERS", tmp_path / "infiniband")
+    load.interface_rate.cache_clear()
     monkeypatch.delenv("HYBRIDCOMP_PROFILE", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
@@ -118,6 +122,28 @@ def test_the_environment_says_what_links_there_are(monkeypatch):
     monkeypatch.setenv("HYBRIDCOMP_BURST", "-1")
     with pytest.raises(ConfigError, match="HYBRIDCOMP_BURST is '-1'"):
         load_profile()
+
+
+def test_the_fastest_interface_says_what_links_there_are(tmp_path, monkeypatch):
+    told = {
+        "net/eth0": ("speed", "1000\n"),
+        "net/eth1": ("speed", "25000\n"),
+        "net/down": ("speed", "-1\n"),
+        "net/odd": ("speed", "fast\n"),
+    }
+    for folder, (name, text) in told.items():
+        (tmp_path / folder / "device").mkdir(parents=True)
+        (tmp_path / folder / name).write_text(text)
+    (tmp_path / "net" / "silent" / "device").mkdir(parents=True)
+    (tmp_path / "net" / "veth0").mkdir()  # virtual
+    (tmp_path / "net" / "veth0" / "speed").write_text("40000\n")
+    assert load_profile().network.bandwidth == pytest.approx(25e9 / 8 * 0.936)
+    (tmp_path / "infiniband" / "mlx5_0" / "ports" / "1").mkdir(parents=True)
+    (tmp_path / "infiniband" / "mlx5_0" / "ports" / "1" / "rate").write_text("100 Gb/sec (4X EDR)\n")
+    load.interface_rate.cache_clear()
+    assert load_profile().network.bandwidth == pytest.approx(100e9 / 8 * 0.936)
+    monkeypatch.setenv("HYBRIDCOMP_BANDWIDTH", "25e6")
+    assert load_profile().network.bandwidth == 25e6
 
 
 WRONG = [

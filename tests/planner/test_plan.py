@@ -240,6 +240,8 @@ def test_scale_draws_curves_for_each_rate_and_policy(files, capsys):
     slowest = min(point["rate"] for point in points)
     step = {(p["ranks"], p["policy"]): p["step"] for p in points if p["rate"] == slowest}
     assert step[8, "hybrid"] < step[8, "none"]
+    assert step[8, "exact"] < 0.95 * step[8, "none"]  # by message, where that is faster
+    assert all(step[ranks, "exact"] < 1.01 * step[ranks, "none"] for ranks in (2, 4, 8))
     for point in points:
         assert 0 < point["efficiency"] <= 1
     page = (files / "scale.html").read_text()

@@ -122,6 +122,12 @@ def test_of_hosts_of_several_ranks_bytes_are_counted_once_a_host(op):
         ("auto:tp=exact,pp=exact", "tp", "all_reduce", "exact"),
         ("auto:x=safe", "x", "all_gather", "safe"),
         ("auto:x=aggressive", "x", "broadcast", "exact"),
+        ("auto:exact", "dp", "all_reduce", "exact"),
+        ("auto:exact,dp=safe", "dp", "all_reduce", "safe"),
+        ("auto:class=safe", "x", "all_gather", "safe"),
+        ("auto:safe", "dp", "all_gather", "exact"),
+        ("auto:aggressive", "x", "broadcast", "exact"),
+        ("exact", "ep", "all_to_all", "exact"),
     ],
 )
 def test_classes_are_settable(spec, axis, op, fidelity):
@@ -141,10 +147,11 @@ def test_sections_of_a_file_win_over_auto(tmp_path):
     ("spec", "match"),
     [
         ("auto:dp=fast", "class of dp must be one of exact, safe, aggressive, not 'fast'"),
-        ("auto:dp", "'dp' must be AXIS=CLASS"),
+        ("auto:dp", "'dp' must be CLASS, AXIS=CLASS"),
+        ("auto:safe,exact", "class stands there twice"),
         ("auto:dp=safe,dp=exact", "dp stands there twice"),
         ("auto:dp.allreduce=safe", "dp.allreduce names no operation; allowed: all_reduce"),
-        ("auto:=safe", "'=safe' must be AXIS=CLASS"),
+        ("auto:=safe", "'=safe' must be CLASS, AXIS=CLASS"),
     ],
 )
 def test_a_wrong_spec_ends_in_one_line(spec, match):
@@ -187,8 +194,8 @@ def test_a_class_for_an_axis_that_the_mesh_does_not_have():
 
 
 def test_digests_tell_what_decides_apart():
-    digests = {load_policy(spec).digest for spec in ("auto", "auto:dp=safe", "auto:tp=exact", "hybrid")}
-    assert len(digests) == 4
+    specs = "auto", "auto:dp=safe", "auto:tp=exact", "auto:exact", "auto:safe", "exact", "hybrid"
+    assert len({load_policy(spec).digest for spec in specs}) == len(specs)
     assert load_policy("auto:freeze=/tmp/a.toml").digest == load_policy("auto").digest
 
 
@@ -370,11 +377,12 @@ def test_what_error_feedback_owes_is_sent_before_a_name_goes_uncompressed():
 # -- frozen -----------------------------------------------------------------------------------------------------
 
 
-def test_frozen_choices_are_the_same_without_a_profile(tmp_path):
-    found = decider("auto:tp=exact")
+@pytest.mark.parametrize("spec", ["auto:tp=exact", "auto:safe,dp=aggressive"])
+def test_frozen_choices_are_the_same_without_a_profile(tmp_path, spec):
+    found = decider(spec)
     wanted = {each: found.choose(each) for each in MESSAGES}
     file = tmp_path / "frozen.toml"
-    file.write_text(to_toml(load_policy("auto:tp=exact").auto, found.choices()))
+    file.write_text(to_toml(load_policy(spec).auto, found.choices()))
     frozen = load_policy(str(file))
     assert not frozen.decides
     for each, choice in wanted.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
@@ -11,10 +13,51 @@ from hybridcomp.planner.cluster import Cluster
 from hybridcomp.planner.step import traffic
 from hybridcomp.planner.step.stages import compute_dtype, vocabulary
 from hybridcomp.planner.step.traffic import Cost
-from hybridcomp.policy import Message, Policy
+from hybridcomp.policy import Choice, Message, Policy
+from hybridcomp.policy.auto.cost import Place
+from hybridcomp.policy.auto.decider import Decider
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 
 LATE = 1 << 20  # number of a step after every warm-up
+
+
+@dataclass(frozen=True)
+class _Predicted(Policy):
+    """Policy whose ``auto`` takes what is predicted to be fastest, as it does before it has measured.
+
+    Attributes:
+        deciders: decider of each axis of more than one rank.
+    """
+
+    deciders: Mapping[str, Decider] = field(default_factory=dict, compare=False)
+
+    def choose(self, message: Message) -> Choice:
+        """Choose the codec for a message, and say why."""
+        decider = self.deciders.get(message.axis)
+        return super().choose(message) if decider is None else decider.choose(message)
+
+
+def predicted(policy: Policy, cluster: Cluster, groups: Mapping[str, Sequence[int]]) -> Policy:
+    """Return a policy that makes the choices of ``auto`` by the cluster's profile; any other policy as it is.
+
+    Args:
+        policy: policy of the job.
+        cluster: cluster that it runs on.
+        groups: ranks of a group of each axis.
+    """
+    if not policy.decides:
+        return policy
+    deciders = {}
+    for axis, ranks in groups.items():
+        hosts = [cluster.host(rank) for rank in ranks]
+        apart = set(hosts)
+        network = dataclasses.replace(cluster.profile.network, bandwidth=min(map(cluster.rate, apart)))
+        profile = dataclasses.replace(cluster.profile, network=network)
+        place = Place(len(ranks), len(apart), max(map(hosts.count, apart)), compiled=True)
+        if len(ranks) > 1:
+            deciders[axis] = Decider(policy, profile, place)
+    values = {one.name: getattr(policy, one.name) for one in dataclasses.fields(policy)}
+    return _Predicted(**values, deciders=deciders)
 
 
 def of_layer(

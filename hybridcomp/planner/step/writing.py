@@ -39,7 +39,15 @@ class Writer:
     """
 
     def __init__(self, config: TrainConfig, cluster: Cluster, policy: Policy) -> None:
-        self._config, self._cluster, self._policy = config, cluster, policy
+        self._config, self._cluster = config, cluster
+        ends = [self._rank(pp, 0, 0) for pp in range(config.pp)]
+        groups = {
+            "dp": self._group(0, "dp"),
+            "tp": self._group(0, "tp"),
+            "pp": ends[:2],
+            EMBEDDING: [ends[0], ends[-1]],
+        }
+        self._policy = messages.predicted(policy, cluster, groups)
         self.stages = shapes.stages_of(config)
         self._dtype = shapes.compute_dtype(config)
         self._tp_costs: dict[tuple[object, ...], Cost] = {}

@@ -37,8 +37,6 @@ def candidates(fidelity: str, message: Message, also: tuple[Codec, ...] = ()) ->
     for codec in _codecs(fidelity, feedback is not None, also):
         if codec.linear and (message.op != "all_reduce" or len(message.dims) < 2):
             continue
-        if codec.name == "exponent" and message.op == "send":
-            continue
         if feedback is not None and not codec.lossless and message.operation_bytes < _LEAST_WITH_FEEDBACK:
             continue
         if codec.can_carry(message.dtype, message.dims) is None:
@@ -48,7 +46,7 @@ def candidates(fidelity: str, message: Message, also: tuple[Codec, ...] = ()) ->
 
 def senders(fidelity: str, also: tuple[Codec, ...] = ()) -> tuple[Codec, ...]:
     """Return the codecs in which a send of a class may come."""
-    return tuple(codec for codec in _codecs(fidelity, False, also) if codec.name != "exponent")
+    return _codecs(fidelity, False, also)
 
 
 def every(fidelity: str, also: tuple[Codec, ...] = ()) -> tuple[Codec, ...]:

@@ -3,6 +3,7 @@
 .. code-block:: toml
 
     [auto]                                 # classes of fidelity, by axis, or by axis and operation
+    class = "safe"                         # of all others
     dp = "aggressive"
     "dp.all_gather" = "exact"
 
@@ -20,6 +21,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -32,7 +34,7 @@ from hybridcomp.files import shown
 from hybridcomp.policy.at_exit import FilesAtExit
 from hybridcomp.policy.auto.candidates import allowed
 from hybridcomp.policy.auto.signature import FrozenChoice, Signature
-from hybridcomp.policy.auto.spec import ALSO, CLASSES, Auto, checked_also, checked_class
+from hybridcomp.policy.auto.spec import ALSO, CLASS, CLASSES, Auto, checked_also, checked_class
 from hybridcomp.policy.message import OPS
 
 _CHOICE = "choice"
@@ -67,6 +69,7 @@ def to_toml(auto: Auto, choices: Sequence[FrozenChoice]) -> str:
     lines += [
         "",
         "[auto]",
+        *[f"{CLASS} = {json.dumps(auto.of_all)}"] * (auto.of_all is not None),
         *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in auto.classes.items()),
         *[f"{ALSO} = {json.dumps([codec.spec for codec in auto.also])}"] * bool(auto.also),
     ]
@@ -99,7 +102,8 @@ def read_auto(table: dict[str, Any]) -> Auto:
         also = checked_also(table.get(ALSO, []))
     except ValueError as error:
         raise ValueError(str(error), ALSO) from error
-    auto = Auto(MappingProxyType(classes), also=also)
+    of_all = classes.pop(CLASS, None)
+    auto = Auto(MappingProxyType(classes), of_all, also=also)
     given = table.get(_CHOICE, [])
     if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
         raise ValueError(f"{_CHOICE} must be tables, [[auto.{_CHOICE}]]", _CHOICE)
@@ -107,7 +111,7 @@ def read_auto(table: dict[str, Any]) -> Auto:
         frozen = tuple(_choice(auto, number, one) for number, one in enumerate(given, 1))
     except ValueError as error:
         raise ValueError(str(error), _CHOICE) from error
-    return Auto(auto.classes, frozen, also)
+    return dataclasses.replace(auto, frozen=frozen)
 
 
 def _choice(auto: Auto, number: int, table: dict[str, Any]) -> FrozenChoice:

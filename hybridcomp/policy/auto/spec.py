@@ -18,6 +18,7 @@ NAME = "auto"
 EXACT, SAFE, AGGRESSIVE = CLASSES = ("exact", "safe", "aggressive")
 FREEZE = "freeze"
 ALSO = "also"
+CLASS = "class"  # key of the class of all axes
 _PARTS = re.compile(r"(?:\([^()]*\)|[^,])+")  # between commas outside parentheses
 _SUMS = ("all_reduce", "reduce_scatter")
 _ACTIVATIONS = ("tp", "sp", "cp", "pp", "ep")
@@ -30,7 +31,8 @@ class Auto:
 
     Attributes:
         classes: class of :data:`CLASSES` by axis (``dp``) or axis and operation (``dp.all_gather``); all others have
-            the class of :func:`usual_class`.
+            :attr:`of_all`.
+        of_all: class of all axes that have none of their own; None for that of :func:`usual_class`.
         frozen: choices to make without measuring; empty to decide.
         also: codecs that it may choose, too: a lossless one in every class, one whose error is ``safe`` in ``safe`` and
             ``aggressive``, any other in ``aggressive`` alone, with error feedback.
@@ -38,6 +40,7 @@ class Auto:
     """
 
     classes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    of_all: str | None = None
     frozen: tuple[FrozenChoice, ...] = ()
     also: tuple[Codec, ...] = ()
     freeze: str | None = field(default=None, compare=False)
@@ -45,18 +48,20 @@ class Auto:
     def fidelity(self, axis: str, op: str) -> str:
         """Return the class of an axis's messages.
 
-        The class of an axis does not include the all-gathers of parameters: those have no other copy, and are named
-        with their operation.
+        The class of an axis, or of all, does not include the all-gathers of parameters: those have no other copy, and
+        are named with their operation.
         """
         given = self.classes.get(f"{axis}.{op}")
         parameters = op == "all_gather" and axis in _GATHERS_PARAMETERS
         if given is None and not parameters and op not in ROOTED:
-            given = self.classes.get(axis)
+            given = self.classes.get(axis, self.of_all)
         return given or usual_class(axis, op)
 
     def canonical(self) -> str:
         """Return all settings that decide, as text in a fixed order."""
-        classes = ",".join(f"{key}={value}" for key, value in sorted(self.classes.items()))
+        classes = ",".join(
+            [*filter(None, [self.of_all]), *(f"{k}={v}" for k, v in sorted(self.classes.items()))]
+        )
         also = "".join(f" also {codec.spec}" for codec in self.also)
         return f"auto {classes} {self.frozen!r}{also}"
 
@@ -78,7 +83,7 @@ def usual_class(axis: str, op: str) -> str:
 
 
 def parse_spec(text: str) -> Auto:
-    """Parse ``auto`` or ``auto:dp=safe,tp=exact,also=(zfp:rate=16),freeze=choices.toml``.
+    """Parse ``auto``, ``auto:exact`` or ``auto:dp=safe,tp=exact,also=(zfp:rate=16),freeze=choices.toml``.
 
     Raises:
         PolicyError: the text is wrong; says what is allowed.
@@ -88,10 +93,12 @@ def parse_spec(text: str) -> Auto:
     freeze, also = None, []
     for part in filter(None, (piece.strip() for piece in _PARTS.findall(options))):
         key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key in CLASSES and not equals:
+            key, equals, value = CLASS, "=", key
         if not equals or not key or not value:
             raise PolicyError(
-                f"policy {text!r}: {part!r} must be AXIS=CLASS, AXIS.OPERATION=CLASS, also=CODEC or freeze=PATH; "
-                f"classes: {', '.join(CLASSES)}"
+                f"policy {text!r}: {part!r} must be CLASS, AXIS=CLASS, AXIS.OPERATION=CLASS, also=CODEC or "
+                f"freeze=PATH; classes: {', '.join(CLASSES)}"
             )
         if key == FREEZE:
             freeze = value
@@ -105,7 +112,8 @@ def parse_spec(text: str) -> Auto:
             except ValueError as error:
                 raise PolicyError(f"policy {text!r}: {error}") from None
     try:
-        return Auto(MappingProxyType(classes), also=checked_also(also), freeze=freeze)
+        of_all = classes.pop(CLASS, None)
+        return Auto(MappingProxyType(classes), of_all, also=checked_also(also), freeze=freeze)
     except ValueError as error:
         raise PolicyError(f"policy {text!r}: {error}") from None
 
