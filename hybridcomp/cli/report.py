@@ -16,10 +16,11 @@ from hybridcomp.breakdown import decided, page, summary
 from hybridcomp.breakdown.reading import RankTrace
 from hybridcomp.breakdown.split import NO_STEPS, WARMUP, Breakdown, aligned, has_steps, has_waits, split
 from hybridcomp.collectives import StatRow
-from hybridcomp.collectives.report import Steps, show
+from hybridcomp.collectives.report import show
 from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import listed, read_json, write_text
+from hybridcomp.steps import Steps
 
 EXAMPLES = """examples:
   hybridcomp report runs/gpt                 # the folder of a `hybridcomp train`

@@ -36,8 +36,9 @@ Every program that makes a communicator, a process group or a hook of hybridcomp
 started in any special way; {variables.TOP}=0 keeps it from that. Only ranks of this machine are shown, of this user's.
 With {variables.TOP}=FOLDER, on a disk that the hosts share, those of all hosts are: give it as --folder, too.
 
-The bytes are sums over the ranks shown, the shares of time an average rank's since the last refresh: 200 % in wire are
-two operations in flight all the time. docs/observing.md explains the rest.
+The figures by axis are an average rank's, of a step where an optimizer of PyTorch steps. Operations in encode, wire and
+decode are how many there were at once since the last refresh, a rank's "waited" the share of a step for which its
+thread slept. docs/observing.md explains the rest.
 """
 _LEAST_INTERVAL, _MOST_INTERVAL = 0.1, 3600.0
 TICK = 0.25  # seconds between looks at keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from statistics import mean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -12,11 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridcomp.collectives.report import size
+from hybridcomp.steps import Steps
 from hybridcomp.top.read import Job
 from hybridcomp.top.view import AxisView, JobView, OperationView, RankView, Rates, Slowest
 
 _WIDE = 118  # columns from which on tables show more
-_AT_ONCE = ("encode", "wire", "decode")  # operations at once, on average
+_WIRE = "wire"  # operations at once there, on average
 _SHOWN_FROM = 0.1  # seconds: operations that end sooner only flit by
 _MOST_NAMED, _LEAST_NAMED = 24, 12  # characters of an axis or a list of ranks
 _LEAST_ROWS = 3
@@ -56,12 +58,17 @@ def job_tables(view: JobView, width: int, height: int | None) -> Group:
         height: lines; None for as many as the tables take.
     """
     operations = [one for one in view.operations if one.seconds >= _SHOWN_FROM]
-    lines: float = (
-        float("inf") if height is None else height - len(view.axes) - 12
-    )  # headings, and blank lines between tables
+    steps = _of_steps(view)
+    # Headings, and blank lines between tables.
+    lines: float = float("inf") if height is None else height - len(view.axes) - 12 - (steps is not None)
     shown = int(min(len(operations), max(_LEAST_ROWS, lines - len(view.ranks))))
     ranks = int(min(len(view.ranks), max(_LEAST_ROWS, lines - shown)))
-    parts: list[Any] = [_head(view, width), Text(), _axes(view.axes, width)]
+    parts: list[Any] = [
+        _head(view, width),
+        *([] if steps is None else [steps]),
+        Text(),
+        _axes(view.axes, width),
+    ]
     parts += [Text(), _ranks(view, ranks, width), Text(), _slowest(view.slowest)]
     if operations:
         parts += [Text(), _operations(operations, shown)]
@@ -78,40 +85,67 @@ def _head(view: JobView, width: int) -> Text:
     return Text.assemble((program, "bold"), f"   {facts}", no_wrap=True, overflow="ellipsis")
 
 
+def _of_steps(view: JobView) -> Text | None:
+    """Return a line on the steps, of which the tables' figures are; None where no optimizer has stepped."""
+    counts = [rank.steps.count for rank in view.ranks if rank.steps.count]
+    if not counts:
+        return None
+    line = f"in a step, the mean of {max(counts):,}"
+    lately = [rank.lately for rank in view.ranks if not rank.ended]
+    lengths = [steps.length for steps in lately if steps.length is not None]
+    if lengths:
+        line += f"; lately one takes {_ms(mean(lengths))} ms"
+        shares = [steps.share for steps in lately if steps.share is not None]
+        line += f", of which a rank waits {mean(shares):.0%}" if shares else ""
+    return Text(line, no_wrap=True, overflow="ellipsis")
+
+
 def _axes(axes: Sequence[AxisView], width: int) -> Table:
+    """Return the table of the axes: what an average rank has sent, in a step where optimizers step."""
     wide = width >= _WIDE
-    seconds = ("encode s", "wire s", "decode s") if wide else ()
-    table = _table(
-        ("axis",),
-        ("calls",) * wide + ("uncompressed", "on the wire", "ratio", *seconds, "sends", *_AT_ONCE),
-    )
+    stepped = any(view.steps for view in axes)
+    between_hosts = sum(view.totals.between_bytes for view in axes)
+    tiers = 0 < between_hosts < sum(view.totals.wire_bytes for view in axes)
+    unit = "ms" if stepped else "s"
+    times = (f"encode {unit}", f"under way {unit}", f"decode {unit}") if wide else ()
+    # Where hosts have several ranks, what goes between hosts is what costs; the ratio tells the rest.
+    sent = ("inside hosts", "between hosts") if tiers else ("uncompressed", "on the wire")
+    table = _table(("axis",), ("calls",) * wide + (*sent, "ratio", *times, "sends", _WIRE))
 
     for view in axes:
-        totals = view.totals
+        totals, count = view.totals, view.steps or view.ranks
+        between = totals.between_bytes
+        each = (totals.wire_bytes - between, between) if tiers else (totals.plain_bytes, totals.wire_bytes)
         cells = [_cut(view.axis, _LEAST_NAMED)]
-        cells += [f"{totals.calls}"] * wide
+        cells += [f"{totals.calls / count:.4g}" if stepped else f"{totals.calls / count:.0f}"] * wide
         ratio = f"{totals.plain_bytes / totals.wire_bytes:.3g}" if totals.wire_bytes else ""
-        cells += [size(totals.plain_bytes), size(totals.wire_bytes), ratio]
+        cells += [size(nbytes / count) for nbytes in each] + [ratio]
         if wide:
-            each = (totals.encode_seconds, totals.wire_seconds, totals.decode_seconds)
-            cells += [f"{one / view.ranks:.1f}" for one in each]
-        table.add_row(*map(Text, (*cells, *_rates(view.rates))))
+            seconds = (
+                one / count for one in (totals.encode_seconds, totals.wire_seconds, totals.decode_seconds)
+            )
+            cells += [_ms(one) if stepped else f"{one:.1f}" for one in seconds]
+        table.add_row(*map(Text, (*cells, *_rates(view.rates, view.ranks, (_WIRE,)))))
     if not axes:
         table.add_row(Text("nothing has been sent yet"))
     return table
 
 
-def _rates(rates: Rates | None) -> tuple[str, str, str, str]:
+def _rates(rates: Rates | None, ranks: int, at_once: Sequence[str]) -> list[str]:
+    """Return the cells of rates of so many ranks."""
     if rates is None:
-        return ("", "", "", "")
-    return (f"{size(rates.sent)}/s", *map(_number, (rates.encode, rates.wire, rates.decode)))  # type: ignore[return-value]
+        return [""] * (1 + len(at_once))
+    return [f"{size(rates.sent / ranks)}/s", *(_number(getattr(rates, what)) for what in at_once)]
 
 
 def _ranks(view: JobView, shown: int, width: int) -> Table:
     hosts = width >= _WIDE and len({rank.host for rank in view.ranks}) > 1
+    stepped = any(rank.steps.count for rank in view.ranks)
+    at_once = (_WIRE,) if stepped else ("encode", _WIRE, "decode")
+    steps = ("step ms", "waited") if stepped else ()
     table = _table(
         (),
-        ("rank", "pid", *("host",) * hosts, "sends", *_AT_ONCE, "in flight", "oldest"),
+        ("rank", "pid", *("host",) * hosts, *steps, "sends", *at_once, "in flight", "oldest"),
         ("",),
     )
     slowest = None if view.slowest is None else view.slowest.rank
@@ -121,12 +155,20 @@ def _ranks(view: JobView, shown: int, width: int) -> Table:
         shown -= 1
     for rank in sorted(ranks[:shown], key=lambda rank: rank.rank):
         oldest = "" if rank.oldest is None else _seconds(rank.oldest)
-        cells = (f"{rank.rank}", f"{rank.pid}", *(_cut(rank.host, _MOST_NAMED),) * hosts, *_rates(rank.rates))
+        cells = [f"{rank.rank}", f"{rank.pid}", *(_cut(rank.host, _MOST_NAMED),) * hosts]
+        cells += _lately(rank.lately) if stepped else ()
+        cells += _rates(rank.rates, 1, at_once)
         note, style = _note(rank, slowest)
         table.add_row(*map(Text, cells), Text(f"{rank.in_flight}"), Text(oldest), Text(note, style=style))
     if shown < len(ranks):
         table.add_row(Text(f"+{len(ranks) - shown}"))
     return table
+
+
+def _lately(steps: Steps) -> tuple[str, str]:
+    """Return the cells of steps: how long one takes, and the share of it that the rank waits."""
+    length, share = steps.length, steps.share
+    return ("" if length is None else _ms(length), "" if share is None else f"{share:.0%}")
 
 
 def _note(rank: RankView, slowest: int | None) -> tuple[str, str]:
@@ -197,6 +239,10 @@ def _table(left: Iterable[str], right: Iterable[str], last: Iterable[str] = ()) 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3g}" if seconds < 0.9995 else f"{1e3 * seconds:,.0f}"
 
 
 def _number(operations: float) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from hybridcomp import style
 from hybridcomp.collectives.stats import StatRow
+from hybridcomp.steps import Steps
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,29 +31,6 @@ _AS_ASKED = frozenset(
     ["the policy says none", "one rank", "never compressed", "as sent", "asked for in the call"]
 )
 _EXACT = " are exact unless named"
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Optimizer steps that statistics belong to.
-
-    Attributes:
-        count: number of steps; 0 where no optimizer stepped, and totals are shown.
-        seconds: seconds from the first step's end to the last one's; 0 for one step.
-        waited: of these, the seconds for which the thread that makes the steps slept, so that it could not compute;
-            None where that is not known, as with a GPU, for which it sleeps, too.
-    """
-
-    count: int = 0
-    seconds: float = 0.0
-    waited: float | None = None
-
-    @property
-    def share(self) -> float | None:
-        """Return the share of a step in which the thread waited, at most 1; None where it is not known."""
-        if self.waited is None or self.seconds <= 0:
-            return None
-        return min(1.0, max(0.0, self.waited / self.seconds))
 
 
 def summary(rows: Iterable[StatRow], title: str = TITLE, steps: Steps | None = None) -> str:
@@ -96,10 +73,10 @@ def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE, steps: Step
 def _waiting(steps: Steps) -> str:
     """Return a line on the time that steps waited, as opposed to what was under way meanwhile."""
     assert steps.share is not None
-    each = 1e3 * steps.seconds / max(1, steps.count - 1)
+    assert steps.length is not None
     said = (
-        f"A step took {each:,.4g} ms, of which this rank waited {steps.share:.0%}; what is under way beside computing "
-        "costs no time."
+        f"A step took {1e3 * steps.length:,.4g} ms, of which this rank waited {steps.share:.0%}; what is under way "
+        "beside computing costs no time."
     )
     if steps.share > WAITS_MUCH:
         said += f" {ASK}"
@@ -157,7 +134,8 @@ def _table(rows: Sequence[StatRow], steps: int) -> Table:
     for heading in ("axis", "operation"):
         table.add_column(heading, no_wrap=True)
     table.add_column("codec", overflow="fold", max_width=32)
-    tiers = any(row.inside_bytes and row.between_bytes for row in rows)  # several hosts, of several ranks
+    # Several hosts, of several ranks.
+    tiers = any(row.inside_bytes for row in rows) and any(row.between_bytes for row in rows)
     sent = ["uncompressed", "on the wire", *(["inside hosts", "between hosts"] if tiers else [])]
     times = [f"{what} {'ms' if steps else 's'}" for what in ("encode", "under way", "decode")]
     for heading in ("calls", *sent, "ratio", *times):
@@ -201,10 +179,10 @@ def _ms(value: float) -> str:
 
 def _cells(row: StatRow, tiers: bool, steps: int) -> tuple[str, ...]:
     ratio = f"{row.plain_bytes / row.wire_bytes:.3g}" if row.wire_bytes else ""
-    sent = [row.plain_bytes, row.wire_bytes, *([row.inside_bytes, row.between_bytes] if tiers else [])]
-    times = (row.encode_seconds, row.wire_seconds, row.decode_seconds)
+    each = row.mean(steps or 1)
+    inside = [each.inside_bytes, each.between_bytes] if tiers else []
+    sent = (size(count) for count in (each.plain_bytes, each.wire_bytes, *inside))
+    times = (each.encode_seconds, each.wire_seconds, each.decode_seconds)
     if steps:
-        each = (size(count / steps) for count in sent)
-        return (f"{row.calls / steps:.4g}", *each, ratio, *(_ms(1e3 * t / steps) for t in times))
-    seconds = (f"{t:.3f}" if t < 10 else f"{t:.1f}" for t in times)
-    return (f"{row.calls}", *map(size, sent), ratio, *seconds)
+        return (f"{each.calls:.4g}", *sent, ratio, *(_ms(1e3 * t) for t in times))
+    return (f"{row.calls}", *sent, ratio, *(f"{t:.3f}" if t < 10 else f"{t:.1f}" for t in times))

@@ -30,12 +30,13 @@ from hybridcomp.collectives.execution.timeouts import check_timeout, is_timeout
 from hybridcomp.collectives.failure.release import release
 from hybridcomp.collectives.failure.watchdog import in_words, watched
 from hybridcomp.collectives.requests import copy_handle
-from hybridcomp.collectives.stats import Call, StatRow, StatTable, leaving
+from hybridcomp.collectives.stats import Call, Stats, StatTable, leaving
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.collectives.transport.topology import said_hosts
 from hybridcomp.policy import Choice, Policy, default_policy, load_policy
 from hybridcomp.policy.auto.cost import Place
 from hybridcomp.policy.auto.decider import Decider
+from hybridcomp.steps import between, clock
 from hybridcomp.top.publish import Activity
 
 Op = MPI.Op | str
@@ -114,6 +115,7 @@ class Session(MPI.Intracomm):
         self._rank, self._size = self.mpi.Get_rank(), self.mpi.Get_size()
         copy_handle(self._p2p, self)
         self._table = StatTable()
+        self._steps_before = clock.totals
         self.cuda_aware = parts.agreed.awareness
         direct = self.cuda_aware.messages
         self._topology = parts.topology
@@ -308,9 +310,9 @@ class Session(MPI.Intracomm):
         """Tell whether operations in which all ranks take part are in flight here."""
         return self._notices is not None and engine().in_flight(self._notices)
 
-    def stats(self) -> list[StatRow]:
-        """Return totals per operation and codec since the communicator was made, on this rank."""
-        return self._table.rows()
+    def stats(self) -> Stats:
+        """Return totals per operation and codec since the communicator was made, on this rank, and means of a step."""
+        return Stats(self._table.rows(), between(self._steps_before, clock.totals))
 
     def activity(self) -> Activity:
         """Return the activity of the communicator that ``hybridcomp top`` shows; may be called by any thread."""

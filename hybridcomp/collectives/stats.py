@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridcomp import trace
+from hybridcomp.steps import Steps
 
 # Work of the compiled engine: bytes sent, those in shared memory, those to other hosts; seconds to encode and decode.
 Tally = tuple[int, int, int, float, float]
@@ -68,6 +69,21 @@ class StatRow:
         seconds = self.encode_seconds + self.wire_seconds + self.decode_seconds
         return self.op, self.codec, self.reason, self.calls, self.raw_bytes, seconds
 
+    def mean(self, count: float) -> MeanRow:
+        """Return the row's totals divided by a number: of steps, or of ranks whose totals they are."""
+        return MeanRow(
+            *self.key,
+            self.calls / count,
+            self.raw_bytes / count,
+            self.plain_bytes / count,
+            self.wire_bytes / count,
+            self.inside_bytes / count,
+            self.between_bytes / count,
+            self.encode_seconds / count,
+            self.wire_seconds / count,
+            self.decode_seconds / count,
+        )
+
     def copy(self) -> StatRow:
         """Return a row with the same totals."""
         row = StatRow(self.axis, self.op, self.codec, self.reason)
@@ -97,6 +113,44 @@ class StatRow:
         self.encode_seconds -= other.encode_seconds
         self.wire_seconds -= other.wire_seconds
         self.decode_seconds -= other.decode_seconds
+
+
+class MeanRow(NamedTuple):
+    """Means of one kind of message, of a step; the fields are :class:`StatRow`'s.
+
+    ``wire_seconds`` are those under way, summed over operations: several may be under way at once, and while the
+    program computes. :attr:`Stats.steps` has the time that a step waited.
+    """
+
+    axis: str
+    op: str
+    codec: str
+    reason: str
+    calls: float
+    raw_bytes: float
+    plain_bytes: float
+    wire_bytes: float
+    inside_bytes: float
+    between_bytes: float
+    encode_seconds: float
+    wire_seconds: float
+    decode_seconds: float
+
+
+class Stats(list[StatRow]):
+    """Rows of totals, and the optimizer steps in which they were counted.
+
+    Attributes:
+        steps: number and length of the steps, and how much of them their thread waited.
+    """
+
+    def __init__(self, rows: Iterable[StatRow], steps: Steps) -> None:
+        super().__init__(rows)
+        self.steps = steps
+
+    def per_step(self) -> list[MeanRow]:
+        """Return the rows' means of a step; none where no optimizer has stepped."""
+        return [row.mean(self.steps.count) for row in self] if self.steps.count else []
 
 
 class Clock:

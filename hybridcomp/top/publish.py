@@ -23,9 +23,10 @@ from heapq import nsmallest
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from hybridcomp.steps import NO_STEPS, clock
 from hybridcomp.top.folder import WATCHED, file_name, machine, make_folder, started_at, switched_off
 from hybridcomp.top.read import tidy
-from hybridcomp.top.snapshot import AxisTotals, CommunicatorState, InFlight, Snapshot, to_bytes
+from hybridcomp.top.snapshot import AxisTotals, CommunicatorState, InFlight, Snapshot, to_bytes, total
 
 _LOOK_SECONDS = 1.0  # seconds between looks for watchers
 _WRITE_SECONDS = 0.5  # seconds between writes while somebody watches
@@ -45,6 +46,7 @@ class Row(Protocol):
     plain_bytes: int
     wire_bytes: int
     shared_bytes: int
+    between_bytes: int
     encode_seconds: float
     wire_seconds: float
     decode_seconds: float
@@ -207,6 +209,7 @@ class Publisher:
             launcher=_launcher(),
             since=self._since,
             at=0.0,
+            steps=NO_STEPS,
             axes=(),
             groups=(),
             in_flight=(),
@@ -230,7 +233,7 @@ class Publisher:
             groups.append(CommunicatorState(f"{state.key:x}", axis, state.size, state.latest, waited))
             in_flight += state.in_flight
         for axis, totals in self._past.items():
-            axes[axis] = _sum(axes[axis], totals) if axis in axes else totals
+            axes[axis] = total([axes[axis], totals]) if axis in axes else totals
         if len(groups) > _MOST_GROUPS:  # keep those with something in flight, then the latest
             busy = {one.key for one in in_flight}
             groups = sorted(groups, key=lambda group: group.key in busy)[-_MOST_GROUPS:]
@@ -238,6 +241,7 @@ class Publisher:
         return replace(
             self._about,
             at=time.time(),
+            steps=clock.totals,
             axes=tuple(sorted(axes.values(), key=lambda one: -one.plain_bytes)[:_MOST_AXES]),
             groups=tuple(groups),
             in_flight=tuple(shown),
@@ -272,24 +276,12 @@ def _add(axes: dict[str, AxisTotals], rows: Iterable[Row]) -> None:
             row.plain_bytes,
             row.wire_bytes,
             row.shared_bytes,
+            row.between_bytes,
             row.encode_seconds,
             row.wire_seconds,
             row.decode_seconds,
         )
-        axes[axis] = _sum(axes[axis], one) if axis in axes else one
-
-
-def _sum(a: AxisTotals, b: AxisTotals) -> AxisTotals:
-    return AxisTotals(
-        a.axis,
-        a.calls + b.calls,
-        a.plain_bytes + b.plain_bytes,
-        a.wire_bytes + b.wire_bytes,
-        a.shared_bytes + b.shared_bytes,
-        a.encode_seconds + b.encode_seconds,
-        a.wire_seconds + b.wire_seconds,
-        a.decode_seconds + b.decode_seconds,
-    )
+        axes[axis] = total([axes[axis], one]) if axis in axes else one
 
 
 def _program() -> str:

@@ -10,15 +10,17 @@ import re
 import types
 import typing
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from hybridcomp.errors import printable
+from hybridcomp.steps import StepTotals
 
 MOST_BYTES = 1 << 18  # bytes of a file, at most
 MOST_ENTRIES = 1024  # entries of a list, at most
 _MOST_TEXT = 256
-_VERSION = 1
+_VERSION = 2
 _HEAD, _HEAD_FORM = b"%08x %08d\n", re.compile(rb"([0-9a-f]{8}) (\d{8})\n")
 
 
@@ -36,6 +38,7 @@ class AxisTotals:
         plain_bytes: bytes that this rank would have sent uncompressed by the usual algorithms.
         wire_bytes: bytes that this rank sent.
         shared_bytes: part of them that ranks of the same host read in place.
+        between_bytes: part of them that went to ranks of other hosts.
         encode_seconds, decode_seconds: seconds in kernels.
         wire_seconds: remaining seconds between start and end of each operation.
     """
@@ -45,6 +48,7 @@ class AxisTotals:
     plain_bytes: int
     wire_bytes: int
     shared_bytes: int
+    between_bytes: int
     encode_seconds: float
     wire_seconds: float
     decode_seconds: float
@@ -104,6 +108,7 @@ class Snapshot:
         launcher: job's name by its launcher; "" if it gave none.
         since: time at which its first communicator was made, in seconds of the wall clock.
         at: time of this snapshot.
+        steps: totals of its optimizer steps.
         axes: totals by axis.
         groups: communicators.
         in_flight: the oldest operations in flight.
@@ -120,10 +125,19 @@ class Snapshot:
     launcher: str
     since: float
     at: float
+    steps: StepTotals
     axes: tuple[AxisTotals, ...]
     groups: tuple[CommunicatorState, ...]
     in_flight: tuple[InFlight, ...]
     unlisted: int
+
+
+def total(each: Iterable[AxisTotals]) -> AxisTotals:
+    """Return the sums of totals, at least one, under the first one's axis."""
+    first, *others = each
+    names = AxisTotals.__slots__[1:]
+    sums = {name: sum((getattr(one, name) for one in others), getattr(first, name)) for name in names}
+    return AxisTotals(first.axis, **sums)
 
 
 def to_bytes(snapshot: Snapshot) -> bytes:
@@ -138,7 +152,9 @@ def to_bytes(snapshot: Snapshot) -> bytes:
 def _plain(record: Any) -> dict[str, Any]:
     found = {name: getattr(record, name) for name in record.__slots__}
     for name, value in found.items():
-        if isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+        if dataclasses.is_dataclass(value):
+            found[name] = _plain(value)
+        elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
             found[name] = [_plain(one) for one in value]
     return found
 
@@ -194,9 +210,9 @@ def _checked(kind: Any, given: Any, name: str) -> Any:
         return given
     if kind is float and type(given) in (int, float) and 0 <= given < 1e15 and math.isfinite(given):
         return float(given)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _built(kind, given)
     if isinstance(kind, types.GenericAlias) and isinstance(given, list) and len(given) <= MOST_ENTRIES:
         (element, _) = typing.get_args(kind)
-        if isinstance(element, type) and dataclasses.is_dataclass(element):
-            return tuple(_built(element, one) for one in given)
         return tuple(_checked(element, one, name) for one in given)
     raise ValueError(f"{name} is not what it should be")

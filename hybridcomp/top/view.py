@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from statistics import median
 
+from hybridcomp.steps import NO_STEPS, Steps, between
 from hybridcomp.top.read import Job, Rank
-from hybridcomp.top.snapshot import AxisTotals, InFlight, Snapshot
+from hybridcomp.top.snapshot import AxisTotals, InFlight, Snapshot, total
 
 Process = tuple[str, int, int]
 SILENT_SECONDS = 3.0  # seconds without a word from a rank that writes twice a second
@@ -43,12 +44,14 @@ class AxisView:
         axis: name of the axis.
         ranks: number of ranks with operations on it.
         totals: totals since their processes began.
+        steps: optimizer steps of these ranks, summed: 10 of two ranks that have made 5 each.
         rates: bytes/s of all of them, and an average rank's shares of the time; None while they are not known.
     """
 
     axis: str
     ranks: int
     totals: AxisTotals
+    steps: int
     rates: Rates | None
 
 
@@ -86,6 +89,8 @@ class RankView:
         rates: rates over all axes; None while they are not known.
         in_flight: number of operations in flight.
         oldest: seconds since the oldest of them started.
+        steps: its optimizer steps.
+        lately: those between its two latest snapshots, where the length of one is known; else all of them.
     """
 
     rank: int
@@ -96,6 +101,8 @@ class RankView:
     rates: Rates | None
     in_flight: int
     oldest: float | None
+    steps: Steps
+    lately: Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +198,9 @@ def _axes(pairs: Sequence[Pair]) -> tuple[AxisView, ...]:
         if rates is not None:
             n = len(changes)
             rates = replace(rates, encode=rates.encode / n, wire=rates.wire / n, decode=rates.decode / n)
-        views.append(AxisView(axis, len(found), total(totals for totals, _ in found), rates))
+        steps = sum(pair[0].says.steps.count for _, pair in found)
+        views.append(AxisView(axis, len(found), total(totals for totals, _ in found), steps, rates))
     return tuple(sorted(views, key=lambda view: (-view.totals.plain_bytes, view.axis)))
-
-
-def total(each: Iterable[AxisTotals]) -> AxisTotals:
-    """Return the sums of totals, at least one, under the first one's axis."""
-    first, *others = each
-    names = AxisTotals.__slots__[1:]
-    sums = {name: sum((getattr(one, name) for one in others), getattr(first, name)) for name in names}
-    return AxisTotals(first.axis, **sums)
 
 
 def _sum(each: Sequence[Rates]) -> Rates | None:
@@ -231,6 +231,9 @@ def _rank(rank: Rank, before: Snapshot | None) -> RankView:
     changes = [change for totals in says.axes if (change := _change(totals, rank, before)) is not None]
     silent = time.time() - says.at
     since = min((one.since for one in says.in_flight), default=None)
+    steps = lately = between(NO_STEPS, says.steps)
+    if before is not None and says.steps.timed > before.steps.timed:
+        lately = between(before.steps, says.steps)
     return RankView(
         says.rank,
         says.pid,
@@ -240,6 +243,8 @@ def _rank(rank: Rank, before: Snapshot | None) -> RankView:
         _sum(changes),
         len(says.in_flight) + says.unlisted,
         None if since is None else max(0.0, says.at - since),
+        steps,
+        lately,
     )
 
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hybridcomp import plugin
-from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import summary as summarize
+from hybridcomp.collectives.stats import Stats
 from hybridcomp.policy import TablePlan, homogenization_index, in_place, plan_table, table_policy
 from hybridcomp.torch import phases, zero
 from hybridcomp.torch.adapting import Decided, decisions
@@ -102,9 +102,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def stats() -> list[StatRow]:
-    """Return the statistics of all process groups and hooks of this process, by axis, operation, codec and reason."""
-    return registry.rows()
+def stats() -> Stats:
+    """Return the statistics of all process groups and hooks of this process, by axis, operation, codec and reason.
+
+    The rows are totals since the program began, or :func:`reset_stats`. ``stats().per_step()`` are the means of an
+    optimizer's step, and ``stats().steps`` says how many there were, how long they took and how much of it was waited.
+    """
+    return registry.stats()
 
 
 def summary() -> str:
@@ -112,7 +116,8 @@ def summary() -> str:
 
     Where an optimizer has stepped, it is of a step, and says how much of it this rank waited.
     """
-    return summarize(registry.rows(), steps=registry.clock.read())
+    counted = registry.stats()
+    return summarize(counted, steps=counted.steps)
 
 
 def reset_stats() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-import time
 import weakref
 from typing import Any, Protocol
 
@@ -15,10 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hybridcomp import style, trace, variables
 from hybridcomp.collectives import StatRow, merge
-from hybridcomp.collectives.execution.traced_waits import awake_seconds
-from hybridcomp.collectives.report import Steps, hint, show
-from hybridcomp.collectives.stats import since
+from hybridcomp.collectives.report import hint, show
+from hybridcomp.collectives.stats import Stats, since
 from hybridcomp.launcher import rank_here
+from hybridcomp.steps import NO_STEPS, between, clock
 from hybridcomp.torch.memory import STEP, Arrays, as_array
 
 _gpu: Any = torch.cuda  # without types
@@ -44,46 +43,6 @@ class Member(Protocol):
         """Count a training step that has ended."""
 
 
-class StepClock:
-    """Clock of a program's optimizer steps: how many, how long, and how much of them its thread slept.
-
-    The optimizer that steps first makes the steps. A thread that sleeps waits for other ranks, or for its data; where a
-    GPU is used it sleeps for that, too, and nothing is said of waiting.
-    """
-
-    def __init__(self) -> None:
-        self._optimizer: int | None = None
-        self.reset()
-
-    def reset(self) -> None:
-        """Count from nothing again."""
-        self._count, self._seconds = 0, 0.0
-        self._slept: float | None = 0.0
-        self._last: tuple[int, float, float | None] | None = None  # thread, time, its seconds awake
-
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take notice of an optimizer's step."""
-        if self._optimizer is None:
-            self._optimizer = id(optimizer)
-        if self._optimizer != id(optimizer):
-            return
-        self._count += 1
-        now = threading.get_native_id(), time.perf_counter(), awake_seconds()
-        before, self._last = self._last, now
-        if before is None:
-            return
-        passed = now[1] - before[1]
-        self._seconds += passed
-        if now[0] != before[0] or now[2] is None or before[2] is None or _gpu.is_initialized():
-            self._slept = None
-        elif self._slept is not None:
-            self._slept += min(passed, max(0.0, passed - (now[2] - before[2])))
-
-    def read(self) -> Steps:
-        """Return the steps up to now."""
-        return Steps(self._count, self._seconds, self._slept)
-
-
 class Registry:
     """A registry of members, in the order in which they came; the same on all ranks of a program.
 
@@ -99,7 +58,7 @@ class Registry:
         self._at_exit = False
         self._sees_steps = False
         self._no_steps: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self.clock = StepClock()
+        self._steps_forgotten = NO_STEPS
 
     @property
     def rank(self) -> int:
@@ -122,7 +81,7 @@ class Registry:
         """Count a step, and have the trace say that it has ended: an optimizer has changed the weights."""
         if optimizer in self._no_steps:
             return
-        self.clock.stepped(optimizer)
+        clock.stepped(optimizer, sees_waits=not _gpu.is_initialized())
         if trace.recorder is not None:
             trace.recorder.step("an optimizer")
 
@@ -157,16 +116,17 @@ class Registry:
         with self._lock:
             self._past = merge([self._past, rows])
 
-    def rows(self) -> list[StatRow]:
+    def stats(self) -> Stats:
         """Return all members' statistics since the last reset, past ones too, by axis, operation, codec and reason."""
         with self._lock:
-            return since(self._forgotten, self.total())
+            return Stats(since(self._forgotten, self.total()), between(self._steps_forgotten, clock.totals))
 
     def reset(self) -> None:
         """Count from nothing again."""
         with self._lock:
             self._forgotten = self.total()
-            self.clock.reset()
+            self._steps_forgotten = clock.totals
+            clock.break_off()
 
     def total(self) -> list[StatRow]:
         """Return statistics of all members since the process began, whatever was reset."""
@@ -220,9 +180,9 @@ class Registry:
         wanted = variables.SUMMARY.read()
         if self.rank or wanted is False:
             return
-        rows = self.rows()
+        rows = self.stats()
         if wanted or any(row.codec != "none" for row in rows):
-            show(rows, sys.stderr, steps=self.clock.read())
+            show(rows, sys.stderr, steps=rows.steps)
         elif told := hint(rows):
             style.say(told, sys.stderr)
 

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from hybridcomp.collectives.report import ASK, Steps, hint, show, size, summary
-from hybridcomp.collectives.stats import Call, StatRow, StatTable, merge, since
+from hybridcomp.collectives.report import ASK, hint, show, size, summary
+from hybridcomp.collectives.stats import Call, StatRow, Stats, StatTable, merge, since
+from hybridcomp.steps import NO_STEPS, StepClock, Steps, StepTotals, between
 
 MB = 1_000_000
 HEADINGS = "axis operation codec calls uncompressed on the wire ratio encode s under way s decode s why"
@@ -32,9 +33,12 @@ def plain(reason: str, nbytes: int = MB, **kwargs) -> StatRow:
 def test_what_leaves_hosts_is_shown_where_hosts_have_several_ranks():
     apart, alone, inside = row(wire=1000), row(op="send", wire=1000), row(axis="tp", wire=2500)
     apart.between_bytes, alone.between_bytes = 300, 1000
-    assert summary([alone, inside]).splitlines()[1].split() == HEADINGS.split()
+    for one in (alone, inside):
+        assert summary([one]).splitlines()[1].split() == HEADINGS.split()
+    tiers = HEADINGS.replace("wire ratio", "wire inside hosts between hosts ratio").split()
+    assert summary([alone, inside]).splitlines()[1].split() == tiers
     lines = summary([apart, alone, inside]).splitlines()
-    assert lines[1].split() == HEADINGS.replace("wire ratio", "wire inside hosts between hosts ratio").split()
+    assert lines[1].split() == tiers
     assert [" ".join(line.split()[6:12]) for line in lines[3:6]] == [
         "1 kB 700 B 300 B",
         "1 kB 0 B 1 kB",
@@ -107,11 +111,64 @@ def test_where_steps_are_known_the_table_is_of_one_step():
     assert summary(rows, steps=Steps()) == summary(rows)
 
 
+def test_rows_keep_their_totals_and_have_means_of_a_step():
+    one = row(plain=40 * MB, wire=10 * MB, calls=20)
+    one.between_bytes = 4 * MB
+    counted = Stats([one], Steps(10, 1.8, 0.9, 9))
+    assert [(r.calls, r.wire_bytes) for r in counted] == [(20, 10 * MB)]
+    (mean,) = counted.per_step()
+    assert (mean.axis, mean.op, mean.codec, mean.reason) == one.key
+    assert (mean.calls, mean.plain_bytes, mean.wire_bytes) == (2, 4 * MB, MB)
+    assert (mean.inside_bytes, mean.between_bytes) == (600_000, 400_000)
+    assert (mean.encode_seconds, mean.wire_seconds, mean.decode_seconds) == (0.025, 0.15, 1.2)
+    assert (counted.steps.length, counted.steps.share) == (0.2, 0.5)
+    assert Stats([one], Steps()).per_step() == []
+
+
+def test_steps_are_those_since_a_mark():
+    marks = [
+        NO_STEPS,
+        StepTotals(5, 4, 0, 0.8, 0.2),
+        StepTotals(9, 8, 0, 1.6, 0.6),
+        StepTotals(10, 9, 1, 1.8, 0.6),
+    ]
+    assert between(marks[1], marks[1]) == Steps(0, 0.0, 0.0, 0)
+    assert between(marks[0], marks[1]) == Steps(5, 0.8, 0.2, 4)
+    later = between(marks[1], marks[2])
+    assert (later.count, later.timed, later.length, later.share) == (
+        4,
+        4,
+        pytest.approx(0.2),
+        pytest.approx(0.5),
+    )
+    assert between(marks[0], marks[3]).waited is None  # of one step it is not known
+
+
+class Stepping:
+    """An optimizer."""
+
+
+def test_the_optimizer_that_steps_first_makes_the_steps_while_it_lives():
+    clock, first, second = StepClock(), Stepping(), Stepping()
+    for _ in range(3):
+        clock.stepped(first)
+        clock.stepped(second)
+    assert (clock.totals.count, clock.totals.timed) == (3, 2)
+    clock.break_off()
+    clock.stepped(first, sees_waits=False)
+    assert (clock.totals.count, clock.totals.timed, clock.totals.blind) == (4, 2, 0)
+    clock.stepped(first, sees_waits=False)
+    assert (clock.totals.count, clock.totals.timed, clock.totals.blind) == (5, 3, 1)
+    del first
+    clock.stepped(second)
+    assert clock.totals.count == 6
+
+
 @pytest.mark.parametrize(
     ("waited", "share", "asks"), [(0.05, "3%", False), (0.9, "50%", True), (9.0, "100%", True)]
 )
 def test_the_time_that_a_step_waited_is_told_apart(waited, share, asks):
-    line = summary([row()], steps=Steps(10, 1.8, waited)).splitlines()[-1]
+    line = summary([row()], steps=Steps(10, 1.8, waited, 9)).splitlines()[-1]
     assert line.startswith(f"A step took 200 ms, of which this rank waited {share};")
     assert (ASK in line) == asks
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hybridcomp.steps import NO_STEPS
 from hybridcomp.top.folder import file_name, machine, started_at
 from hybridcomp.top.snapshot import AxisTotals, CommunicatorState, InFlight, Snapshot, to_bytes
 
@@ -15,7 +16,7 @@ KEY = "8a63a6c1e8edeadd"
 
 
 def totals(axis: str = "dp", calls: int = 10, **more: Any) -> AxisTotals:
-    known = {"plain_bytes": 4000, "wire_bytes": 1000, "shared_bytes": 0}
+    known = {"plain_bytes": 4000, "wire_bytes": 1000, "shared_bytes": 0, "between_bytes": 0}
     seconds = {"encode_seconds": 0.5, "wire_seconds": 4.0, "decode_seconds": 0.25}
     return AxisTotals(axis, calls, **(known | seconds | more))
 
@@ -42,6 +43,7 @@ def snapshot(rank: int = 0, **more: Any) -> Snapshot:
         launcher="",
         since=time.time() - 60,
         at=time.time(),
+        steps=NO_STEPS,
         axes=(totals(),),
         groups=(group(),),
         in_flight=(),

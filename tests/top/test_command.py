@@ -22,6 +22,7 @@ from rich.console import Console
 
 from hybridcomp.cli import top_tables
 from hybridcomp.cli.main import main
+from hybridcomp.steps import NO_STEPS, StepTotals
 from hybridcomp.top import watch as watch_module
 from hybridcomp.top.read import Job, Rank
 from hybridcomp.top.view import History, JobView, look
@@ -109,18 +110,47 @@ def test_several_jobs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "b.py" in capsys.readouterr().out
 
 
-def large() -> JobView:
+def test_where_an_optimizer_steps_figures_are_of_a_step_of_an_average_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = StepTotals(5, 4, 0, 2.0, 0.5)
+    axes = (totals(plain_bytes=40_000, wire_bytes=10_000, between_bytes=4_000),)
+    keep(tmp_path, snapshot(0, steps=steps, axes=axes))
+    keep(tmp_path, snapshot(1, steps=steps, axes=axes, started=0))  # so it is another process
+    assert top(tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "in a step, the mean of 5; lately one takes 500 ms, of which a rank waits 25%" in printed
+    assert re.search(r"inside hosts +between hosts +ratio +encode ms +under way ms +decode ms", printed)
+    # Ten calls of each rank in five steps.
+    assert re.search(r"dp +2 +1.2 kB +800 B +4 +100 +800 +50$", printed, re.M)
+    assert re.search(r"rank +pid +step ms +waited +sends", printed)
+    assert re.search(r" 1 +\d+ +500 +25% ", printed)
+
+
+def large(steps: StepTotals, between: int) -> JobView:
     """Return a job of large numbers and many ranks, in which much goes wrong."""
     now = time.time()
     axes = tuple(
-        totals(f"axis{i}" * 9, 123_456_789, plain_bytes=10**14, wire_bytes=10**13 + i, wire_seconds=98765.4)
+        totals(
+            f"axis{i}" * 9,
+            123_456_789,
+            plain_bytes=10**14,
+            wire_bytes=10**13 + i,
+            wire_seconds=98765.4,
+            between_bytes=between,
+        )
         for i in range(3)
     )
     before, after = [], []
     for rank in range(64):
         pid = 4_000_000 + rank
         says = snapshot(
-            rank, pid=pid, size=128, at=now - 1, axes=tuple(replace(a, wire_bytes=0) for a in axes)
+            rank,
+            pid=pid,
+            size=128,
+            at=now - 1,
+            steps=steps,
+            axes=tuple(replace(a, wire_bytes=0) for a in axes),
         )
         before.append(says)
         slow = flying(now - 100 - rank, awaits=(1,)) if rank % 2 else flying(now - 5, 0, (7,), op="recv")
@@ -137,21 +167,27 @@ def large() -> JobView:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_it_fits_the_terminal(width: int) -> None:
+@pytest.mark.parametrize("steps", [NO_STEPS, StepTotals(9, 8, 0, 98_765.4, 65_432.1)])
+@pytest.mark.parametrize("between", [0, 10**12])
+def test_it_fits_the_terminal(width: int, steps: StepTotals, between: int) -> None:
     console = Console(width=width, height=24, force_terminal=False)
     with console.capture() as printed:
-        console.print(top_tables.job_tables(large(), width, 24))
+        console.print(top_tables.job_tables(large(steps, between), width, 24))
     lines = printed.get().splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= width
     text = printed.get()
     assert not re.search(r"\d…", text)  # no figure is cut
-    for heading in ("uncompressed", "on the wire", "encode", "in flight", "has died", "rank 6 is slowest"):
-        assert heading in text
+    for said in ("ratio", "wire", "in flight", "has died", "rank 6 is slowest"):
+        assert said in text
+    assert ("uncompressed" in text) == ("on the wire" in text) == (not between)
+    assert ("inside hosts" in text) == ("between hosts" in text) == bool(between)
+    assert bool(re.search("step ms +waited", text)) == bool(steps.count)
     assert not re.search(
         r"\d %(?! of the time)", text
     )  # several operations at once have no share of the time
-    assert ("encode s" in text) == ("host" in text) == (width == 120)
+    unit = "ms" if steps.count else "s"
+    assert (f"under way {unit}" in text) == ("host0" in text) == (width == 120)
 
 
 IMPATIENT = """

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.collectives.stats import StatRow
+from hybridcomp.steps import StepTotals, clock
 from hybridcomp.top import publish
 from hybridcomp.top.publish import Activity, Entry, Publisher
 from hybridcomp.top.read import read_jobs, watch
@@ -82,6 +83,20 @@ def test_it_says_what_communicators_have_carried(publisher: Publisher) -> None:
     assert first.waited == 2.0  # in its collective, not in its send
     assert says.in_flight == (flying(3.0),)
     assert (says.rank, says.size, says.pid) == (1, 2, os.getpid())
+
+
+def test_it_says_how_many_steps_there_were_and_what_went_between_hosts(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row(), row(axis="pp"), row()]
+    for one in rows[1:]:
+        one.between_bytes = 4
+    one = Communicator(rows)
+    publisher.add(Entry(one, lambda: []))
+    monkeypatch.setattr(clock, "totals", StepTotals(7, 6, 1, 3.5, 0.5))
+    says = publisher.snapshot()
+    assert says.steps == StepTotals(7, 6, 1, 3.5, 0.5)
+    assert {axis.axis: axis.between_bytes for axis in says.axes} == {"dp": 4, "pp": 4}
 
 
 def test_what_a_communicator_carried_stays_when_it_is_gone(publisher: Publisher) -> None:

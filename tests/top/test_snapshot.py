@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+from hybridcomp.steps import StepTotals
 from hybridcomp.top.snapshot import MOST_BYTES, MOST_ENTRIES, TornError, from_bytes, to_bytes
 from tests.top import flying, snapshot
 
@@ -24,7 +25,12 @@ def changed(**more: object) -> bytes:
 
 
 def test_what_is_written_is_read() -> None:
-    says = snapshot(in_flight=(flying(5.0, awaits=(1, 3)),), launcher="4711.0", unlisted=2)
+    says = snapshot(
+        in_flight=(flying(5.0, awaits=(1, 3)),),
+        launcher="4711.0",
+        unlisted=2,
+        steps=StepTotals(9, 8, 1, 1.5, 0.5),
+    )
     assert from_bytes(to_bytes(says)) == says
 
 
@@ -34,6 +40,7 @@ AXIS = {
     "plain_bytes": 1,
     "wire_bytes": 1,
     "shared_bytes": 0,
+    "between_bytes": 0,
     "encode_seconds": 0,
     "wire_seconds": 0,
     "decode_seconds": 0,
@@ -55,7 +62,7 @@ AXIS = {
         framed(b"[" * 100_000),
         framed(b'{"a":' * 40_000),
         b" " * (MOST_BYTES + 1),
-        changed(version=2),
+        changed(version=1),
         changed(version=True),
         changed(pid="7"),
         changed(pid=True),
@@ -71,6 +78,9 @@ AXIS = {
         framed(body().replace(b'"pid":', b'"pid":' + b"9" * 5000 + b',"x":')),
         changed(host=7),
         changed(host=None),
+        changed(steps=None),
+        changed(steps=7),
+        changed(steps={"count": 1}),
         changed(axes={}),
         changed(axes=[7]),
         changed(axes=[[]]),

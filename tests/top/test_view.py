@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridcomp.steps import StepTotals
 from hybridcomp.top.read import Job, Rank
 from hybridcomp.top.snapshot import Snapshot
 from hybridcomp.top.view import History, JobView, look
@@ -48,6 +49,19 @@ def test_totals_are_sums_and_rates_are_of_the_latest_change() -> None:
     mine = view.ranks[0].rates
     assert mine is not None
     assert (mine.sent, mine.encode, mine.wire) == (500, pytest.approx(0.1), pytest.approx(0.3))
+
+
+def test_steps_are_the_latest_ones_where_one_has_ended_since() -> None:
+    first, later = StepTotals(5, 4, 0, 4.0, 1.0), StepTotals(7, 6, 0, 8.0, 4.0)
+    view = seen(
+        job(said(0, T, steps=first), said(1, T, steps=first)),
+        job(said(0, T + 2, steps=later), said(1, T + 2, steps=first)),
+    )
+    assert view.axes[0].steps == 12
+    assert [rank.steps.count for rank in view.ranks] == [7, 5]
+    assert [rank.lately.count for rank in view.ranks] == [2, 5]
+    assert [rank.lately.length for rank in view.ranks] == [2.0, 1.0]
+    assert [rank.lately.share for rank in view.ranks] == [0.75, 0.25]
 
 
 def test_there_are_no_rates_before_a_rank_has_spoken_twice() -> None:

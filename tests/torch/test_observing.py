@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridcomp.collectives.report import Steps
-from hybridcomp.torch.registry import StepClock
+from hybridcomp.steps import NO_STEPS, StepClock, between
 from tests.torch.cases.programs import program
 from tests.torch.harness import mpiexec
 
@@ -43,39 +42,54 @@ def test_steps_are_counted_and_what_they_slept_is_waiting() -> None:
         until = time.thread_time() + 0.1
         while time.thread_time() < until:
             pass
-    steps = clock.read()
+    steps = between(NO_STEPS, clock.totals)
     assert steps.count == 3
     assert steps.seconds >= 0.4
     assert steps.waited is not None
-    assert 0.2 <= steps.waited <= steps.seconds - 0.2
-    clock.reset()
-    assert clock.read() == Steps(0, 0.0, 0.0)
-    assert clock.read().share is None
+    assert 0.199 <= steps.waited <= steps.seconds - 0.2  # falling asleep and waking up are not sleep
+    assert steps.length == steps.seconds / 2
+    assert between(clock.totals, clock.totals).share is None
 
 
 def test_summary_and_reset_of_statistics() -> None:
     done = mpiexec(
         2,
         *program("""
+        import hybridcomp as hc
+        from mpi4py import MPI
+
         dist.init_process_group("hybridcomp")
         say(hct.summary() == "")
+        weight = torch.nn.Parameter(torch.ones(2))
+        weight.grad = torch.ones(2)
+        sgd = torch.optim.SGD([weight])
+        sgd.step()
         group = dist.new_group(pg_options=hct.Options(axis="dp"))
         for _ in range(2):
             dist.all_reduce(torch.ones(100_000), group=group)
             dist.all_reduce(torch.ones(100_000))
             say([(r.axis, r.calls) for r in hct.stats()] == [("default", 1), ("dp", 1)])
+            say(hct.stats().steps.count == 1 and "in one step" in hct.summary())
+            sgd.step()
+            say([(r.axis, r.calls) for r in hct.stats().per_step()] == [("default", 0.5), ("dp", 0.5)])
+            say(hct.stats().steps.count == 2 and "in a step, the mean of 2" in hct.summary())
+            comm = hc.Communicator(MPI.COMM_WORLD)
+            sgd.step()
+            say((hct.stats().steps.count, comm.stats().steps.count) == (3, 1))
             say("what this rank sent" in hct.summary() and "int8" in hct.summary())
             if group is not dist.group.WORLD:
                 dist.destroy_process_group(group)
             hct.reset_stats()
-            say(hct.stats() == [])
+            say(hct.stats() == [] and hct.stats().per_step() == [] and hct.stats().steps.count == 0)
+            sgd.step()
+            say((hct.stats().steps.count, hct.stats().steps.timed, comm.stats().steps.count) == (1, 0, 2))
             group = dist.new_group(pg_options=hct.Options(axis="dp"))
         """),
         HYBRIDCOMP_POLICY="int8",
         HYBRIDCOMP_SUMMARY="0",
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["True"] * 14
+    assert done.stdout.split() == ["True"] * 34
 
 
 def test_trace_of_a_part_of_a_program(tmp_path) -> None:

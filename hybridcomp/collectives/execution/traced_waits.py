@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hybridcomp import trace
+from hybridcomp.steps import awake_seconds, schedstat
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.execution.request import Request
@@ -52,7 +53,7 @@ def say_slept(recorder: trace.Recorder, request: Request, thread: int) -> None:
         request: request of the operation.
         thread: native number of the thread that asked for the future.
     """
-    known, counted = _awake.get(thread), _schedstat(thread)
+    known, counted = _awake.get(thread), schedstat(thread)
     if known is None or counted is None or not _sleeps(thread):
         return
     now, awake = time.perf_counter(), sum(counted)
@@ -70,21 +71,6 @@ def _record(recorder: trace.Recorder, request: Request | None, began: float, end
     recorder.waited(
         f"wait for {op}", began, ended, op=op, axis=axis, comm=f"{request.communicator:x}", n=number
     )
-
-
-def awake_seconds() -> float | None:
-    """Return the seconds for which this thread has run, or waited for a core, in all; None where nobody counts them."""
-    counted = _schedstat(threading.get_native_id())
-    return None if counted is None else time.thread_time() + counted[1]
-
-
-def _schedstat(thread: int) -> tuple[float, float] | None:
-    """Return the seconds for which a thread has run, and waited for a core; None where Linux does not count them."""
-    try:
-        ran, delayed, _ = Path(f"/proc/self/task/{thread}/schedstat").read_bytes().split()
-        return int(ran) / 1e9, int(delayed) / 1e9
-    except (OSError, ValueError):
-        return None
 
 
 def _sleeps(thread: int) -> bool:

@@ -36,7 +36,7 @@ from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.mpi_starting import MpiStarter
 from hybridcomp.collectives.operations.fast_path_cache import CODEC, Ask, Key, Learnt
 from hybridcomp.collectives.requests import wait_for
-from hybridcomp.collectives.stats import Call, StatRow, leaving
+from hybridcomp.collectives.stats import Call, Stats, leaving
 from hybridcomp.errors import MismatchError
 from hybridcomp.native import kernels
 from hybridcomp.top.publish import Activity, hide, show
@@ -98,7 +98,7 @@ class FastPath(MpiStarter):
         hide(self._shown)
         super().Free()
 
-    def stats(self) -> list[StatRow]:
+    def stats(self) -> Stats:
         """Return totals per operation and codec since the communicator was made, on this rank."""
         self._learnt.settle()
         return super().stats()
