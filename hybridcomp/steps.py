@@ -87,8 +87,8 @@ class StepClock:
         """Leave the step that is under way out of the lengths: counting begins anew within it."""
         self._last = None
 
-    def stepped(self, optimizer: object, *, sees_waits: bool = True) -> None:
-        """Take notice of an optimizer's step.
+    def stepped(self, optimizer: object, *, sees_waits: bool = True) -> bool:
+        """Take notice of an optimizer's step; return whether it is one of training, which the first optimizer makes.
 
         Args:
             optimizer: optimizer that has stepped.
@@ -98,19 +98,20 @@ class StepClock:
         if first is None:
             first, self._optimizer = optimizer, weakref.ref(optimizer)
         if first is not optimizer:
-            return
+            return False
         now = threading.get_native_id(), time.perf_counter(), awake_seconds()
         before, self._last = self._last, now
         old = self.totals
         if before is None:
             self.totals = StepTotals(old.count + 1, old.timed, old.blind, old.seconds, old.slept)
-            return
+            return True
         passed, blind, slept = now[1] - before[1], old.blind, old.slept
         if not sees_waits or now[0] != before[0] or now[2] is None or before[2] is None:
             blind += 1
         else:
             slept += min(passed, max(0.0, passed - (now[2] - before[2])))
         self.totals = StepTotals(old.count + 1, old.timed + 1, blind, old.seconds + passed, slept)
+        return True
 
 
 clock = StepClock()  # of this process

@@ -394,9 +394,10 @@ _OF_CATEGORY: dict[str, Any] = {
         "args": {
             **dict.fromkeys(("axis", "codec", "why"), str),
             **dict.fromkeys(("bytes", "uncompressed_bytes", "wire_bytes"), int),
-            **dict.fromkeys(("n?", "tag?"), int),
+            **dict.fromkeys(("shared_bytes?", "between_bytes?", "calls?", "n?", "tag?"), int),
             **dict.fromkeys(("peer?", "root?"), int | None),
             "comm?": str | None,
+            "kinds?": [{"codec": str, "reason": str, "calls": int, "elements": int}],
         }
     },
     "wait": {"args?": {"op?": str, "axis?": str, "n?": int, "comm?": str | None}},

@@ -48,7 +48,7 @@ def test_traces_beside_metrics_and_below(tmp_path, capsys):
     write_metrics(tmp_path)
     write_trace(tmp_path / "traces", calls=2)
     text = report(tmp_path, capsys)
-    at = text.index("what 1 rank sent, by their traces")
+    at = text.index("by the trace of 1 rank, what it sent")
     row = text[at + 3].split()
     assert row == "tp all_gather fp16 2 4 MB 2 MB 2 0.500 2.500 1.000 policy p".split()  # noqa: SIM905
     merged = tmp_path / "traces" / "trace.json"

@@ -15,12 +15,13 @@ from hybridcomp import style, trace, variables
 from hybridcomp.breakdown import decided, page, summary
 from hybridcomp.breakdown.reading import RankTrace
 from hybridcomp.breakdown.split import NO_STEPS, WARMUP, Breakdown, aligned, has_steps, has_waits, split
-from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import show
+from hybridcomp.collectives.stats import Kind, StatRow, share_out
 from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import listed, read_json, write_text
 from hybridcomp.steps import Steps
+from hybridcomp.trace import STEPS_BY
 
 EXAMPLES = """examples:
   hybridcomp report runs/gpt                 # the folder of a `hybridcomp train`
@@ -177,38 +178,47 @@ def _tell_metrics(run: Path, record: RunRecord) -> None:
 
 def _tell_trace(path: Path) -> None:
     whole = read_json(path)
-    about = whole["otherData"]
+    about, events = whole["otherData"], whole["traceEvents"]
     ranks = len(about["ranks"])
-    show(
-        _rows(whole["traceEvents"]),
-        sys.stdout,
-        f"what {ranks} rank{'s' * (ranks != 1)} sent, by their traces",
-    )
+    title = "by the trace of 1 rank, what it sent"
+    if ranks > 1:
+        title = f"by the traces of {ranks} ranks, what an average one sent"
+    show(rows(events), sys.stdout, title, Steps(steps(events, ranks)), ranks)
     if about["spans_lost"]:
         style.say(f"{about['spans_lost']} spans are not in the traces, which were full")
     style.say(f"{path}: open it in https://ui.perfetto.dev or chrome://tracing")
 
 
-def _rows(events: list[dict[str, Any]]) -> list[StatRow]:
-    """Return the totals of a trace's operations, over all ranks."""
+def steps(events: list[dict[str, Any]], ranks: int) -> int:
+    """Return the mean number of a rank's optimizer steps, by which the table at exit counts, too."""
+    found = [event for event in events if event.get("cat") == "step" and event["args"]["by"] == STEPS_BY[-1]]
+    return round(len(found) / ranks)
+
+
+def rows(events: list[dict[str, Any]]) -> list[StatRow]:
+    """Return the totals of a trace's operations, over all ranks, by the kinds of the table at exit."""
     found: dict[tuple[str, str, str, str], StatRow] = {}
-    for one in _operations(events):
-        found.setdefault(one.key, StatRow(*one.key)).add(one)
+    for one, kinds in _operations(events):
+        for row in share_out(one, kinds) if kinds else [one]:
+            found.setdefault(row.key, StatRow(*row.key)).add(row)
     return list(found.values())
 
 
-def _operations(events: list[dict[str, Any]]) -> Iterator[StatRow]:
-    """Yield the statistics of each operation; its parts follow it in the file."""
+def _operations(events: list[dict[str, Any]]) -> Iterator[tuple[StatRow, list[Kind]]]:
+    """Yield the statistics of each operation, and its kinds, if it has others; its parts follow it in the file."""
     row: StatRow | None = None
+    kinds: list[Kind] = []
     for event in events:
         category, seconds = event.get("cat"), event.get("dur", 0.0) / 1e6
         if category == "operation":
             if row is not None:
-                yield row
+                yield row, kinds
             args = event["args"]
             row = StatRow(args["axis"], event["name"], args["codec"], args["why"], calls=args.get("calls", 1))
             row.raw_bytes, row.plain_bytes = args["bytes"], args["uncompressed_bytes"]
             row.wire_bytes, row.wire_seconds = args["wire_bytes"], seconds
+            row.shared_bytes, row.between_bytes = args.get("shared_bytes", 0), args.get("between_bytes", 0)
+            kinds = [Kind(**kind) for kind in args.get("kinds", ())]
         elif row is not None and category in ("encode", "decode"):
             row.wire_seconds -= seconds
             if category == "encode":
@@ -216,4 +226,4 @@ def _operations(events: list[dict[str, Any]]) -> Iterator[StatRow]:
             else:
                 row.decode_seconds += seconds
     if row is not None:
-        yield row
+        yield row, kinds

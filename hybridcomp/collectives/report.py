@@ -40,7 +40,9 @@ def summary(rows: Iterable[StatRow], title: str = TITLE, steps: Steps | None = N
     return text.getvalue().rstrip("\n")
 
 
-def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE, steps: Steps | None = None) -> None:
+def show(
+    rows: Iterable[StatRow], file: IO[str], title: str = TITLE, steps: Steps | None = None, ranks: int = 1
+) -> None:
     """Print a table, the kinds that carry most first, with totals; and a hint if nothing was compressed.
 
     Args:
@@ -48,6 +50,7 @@ def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE, steps: Step
         file: output file; if it is a terminal, the table fits its width and has bold headings.
         title: line above the table.
         steps: steps of training that the rows belong to: the table is then of a step; None shows totals.
+        ranks: number of ranks whose totals the rows are; the table is of an average one.
     """
     kept = sorted((row for row in rows if row.raw_bytes), key=lambda row: (-row.plain_bytes, row.key))
     if not kept:
@@ -57,10 +60,10 @@ def show(rows: Iterable[StatRow], file: IO[str], title: str = TITLE, steps: Step
         title += f" in a step, the mean of {count:,}" if count > 1 else " in one step"
     console = _console(file)
     if console.is_terminal:
-        _print(console, title, _table(kept, count))
+        _print(console, title, _table(kept, count, ranks))
     else:
         plain = io.StringIO()
-        _print(_console(plain), title, _table(kept, count))
+        _print(_console(plain), title, _table(kept, count, ranks))
         # Cells are padded to the width of their column, which is of no use in the last column.
         file.write("".join(f"{line.rstrip()}\n" for line in plain.getvalue().splitlines()))
     if steps is not None and steps.share is not None:
@@ -126,7 +129,7 @@ def _print(console: Console, title: str, table: Table) -> None:
     console.print(table)
 
 
-def _table(rows: Sequence[StatRow], steps: int) -> Table:
+def _table(rows: Sequence[StatRow], steps: int, ranks: int) -> Table:
     from rich.box import SIMPLE_HEAD  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
@@ -144,12 +147,12 @@ def _table(rows: Sequence[StatRow], steps: int) -> Table:
     shown = rows if len(rows) <= _MOST_ROWS else rows[: _MOST_ROWS - 1]
     for row in shown:
         codec = row.codec if row.codec != "none" else "uncompressed"
-        table.add_row(row.axis, row.op, codec, *_cells(row, tiers, steps), _reason(row))
+        table.add_row(row.axis, row.op, codec, *_cells(row, tiers, steps, ranks), _reason(row))
     rest = rows[len(shown) :]
     if rest:
-        table.add_row("", f"{len(rest)} kinds more", "", *_cells(_sum(rest), tiers, steps), "")
+        table.add_row("", f"{len(rest)} kinds more", "", *_cells(_sum(rest), tiers, steps, ranks), "")
     table.add_section()
-    table.add_row("total", "", "", *_cells(_sum(rows), tiers, steps), "")
+    table.add_row("total", "", "", *_cells(_sum(rows), tiers, steps, ranks), "")
     return table
 
 
@@ -177,12 +180,13 @@ def _ms(value: float) -> str:
     return f"{value:,.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
-def _cells(row: StatRow, tiers: bool, steps: int) -> tuple[str, ...]:
+def _cells(row: StatRow, tiers: bool, steps: int, ranks: int) -> tuple[str, ...]:
     ratio = f"{row.plain_bytes / row.wire_bytes:.3g}" if row.wire_bytes else ""
-    each = row.mean(steps or 1)
+    each = row.mean((steps or 1) * ranks)
     inside = [each.inside_bytes, each.between_bytes] if tiers else []
     sent = (size(count) for count in (each.plain_bytes, each.wire_bytes, *inside))
     times = (each.encode_seconds, each.wire_seconds, each.decode_seconds)
+    calls = f"{each.calls:.4g}" if each.calls < 1000 else f"{each.calls:.0f}"
     if steps:
-        return (f"{each.calls:.4g}", *sent, ratio, *(_ms(1e3 * t) for t in times))
-    return (f"{row.calls}", *sent, ratio, *(f"{t:.3f}" if t < 10 else f"{t:.1f}" for t in times))
+        return (calls, *sent, ratio, *(_ms(1e3 * t) for t in times))
+    return (calls, *sent, ratio, *(f"{t:.3f}" if t < 10 else f"{t:.1f}" for t in times))

@@ -115,6 +115,46 @@ class StatRow:
         self.decode_seconds -= other.decode_seconds
 
 
+class Kind(NamedTuple):
+    """Part of an operation that is counted as a kind of its own: a hook's parameters of one codec and reason."""
+
+    codec: str
+    reason: str
+    calls: int
+    elements: int
+
+
+def share_out(total: StatRow, kinds: Sequence[Kind]) -> list[StatRow]:
+    """Return rows of an operation's parts, shared out by elements; bytes and seconds sum to the operation's.
+
+    The table of a hook and the report of its trace both count by it, so that they have the same numbers.
+
+    Args:
+        total: totals of the operation.
+        kinds: its parts, at least one.
+    """
+    elements = sum(kind.elements for kind in kinds)
+    rows, before, at = [], StatRow("", "", "", ""), 0
+    for number, kind in enumerate(kinds, 1):
+        at += kind.elements
+        share = at / elements if elements else number / len(kinds)
+        until = StatRow(total.axis, total.op, kind.codec, kind.reason, kind.calls)
+        until.raw_bytes = round(total.raw_bytes * share)
+        until.plain_bytes = round(total.plain_bytes * share)
+        until.wire_bytes = round(total.wire_bytes * share)
+        until.shared_bytes = round(total.shared_bytes * share)
+        until.between_bytes = round(total.between_bytes * share)
+        until.encode_seconds = total.encode_seconds * share
+        until.wire_seconds = total.wire_seconds * share
+        until.decode_seconds = total.decode_seconds * share
+        row = until.copy()
+        row.subtract(before)
+        row.calls = kind.calls
+        rows.append(row)
+        before = until
+    return rows
+
+
 class MeanRow(NamedTuple):
     """Means of one kind of message, of a step; the fields are :class:`StatRow`'s.
 
@@ -198,6 +238,7 @@ class Call(StatRow):
         about: other properties that must be alike on all ranks, by name: count, dtype, root, reduction.
         began: start of the operation, by :func:`time.perf_counter`.
         carries: number of calls that it carries as one: a hook's parameters.
+        kinds: parts that are counted each as a kind of its own; none where the operation is one kind.
         exchanged: numbers of elements that this rank sends to each rank and receives from each, where ranks give their
             own; None elsewhere.
         place: keys that find a traced operation in the traces of other ranks.
@@ -214,6 +255,7 @@ class Call(StatRow):
         "began",
         "carries",
         "exchanged",
+        "kinds",
         "memory",
         "place",
     )
@@ -239,6 +281,7 @@ class Call(StatRow):
             self._decoding = TracedClock("decode", self._parts)
         self.about = about
         self.carries = 1
+        self.kinds: Sequence[Kind] = ()
         self.exchanged: tuple[Sequence[int], Sequence[int]] | None = None
         self.place: dict[str, Any] | None = None
         self.memory: str | None = None
@@ -286,6 +329,8 @@ class Call(StatRow):
             more = place if root is None else place | {"root": root}
             if self.carries > 1:
                 more = {**more, "calls": self.carries}
+            if len(self.kinds) > 1 or (self.kinds and self.kinds[0][:2] != (self.codec, self.reason)):
+                more = {**more, "kinds": [kind._asdict() for kind in self.kinds]}
             record(self._recorder, self, self.began, ended, self._parts, self.about.get("name"), more)
 
 
@@ -307,7 +352,8 @@ def record(
         parts: intervals of encoding and decoding.
         name: name of the data that the operation carries.
         place: keys that find the operation in the traces of other ranks: ``comm``, ``n``, for a message also ``peer``
-            and ``tag``, for other operations ``root`` where they have one, and ``calls`` where they carry several.
+            and ``tag``, for other operations ``root`` where they have one; ``calls`` where they carry several, and
+            ``kinds`` where these are counted as other kinds than the operation.
     """
     args: dict[str, Any] = {
         "axis": row.axis,
@@ -316,6 +362,8 @@ def record(
         "bytes": row.raw_bytes,
         "uncompressed_bytes": row.plain_bytes,
         "wire_bytes": row.wire_bytes,
+        "shared_bytes": row.shared_bytes,
+        "between_bytes": row.between_bytes,
         **place,
     }
     if row.wire_bytes:

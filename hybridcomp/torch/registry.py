@@ -81,7 +81,8 @@ class Registry:
         """Count a step, and have the trace say that it has ended: an optimizer has changed the weights."""
         if optimizer in self._no_steps:
             return
-        clock.stepped(optimizer, sees_waits=not _gpu.is_initialized())
+        if not clock.stepped(optimizer, sees_waits=not _gpu.is_initialized()):
+            return
         if trace.recorder is not None:
             trace.recorder.step("an optimizer")
 

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from hybridcomp.cli.main import main
+from hybridcomp.cli.report import rows as traced_rows
+from hybridcomp.cli.report import steps as traced_steps
+from hybridcomp.collectives import StatRow
 from hybridcomp.steps import NO_STEPS, StepClock, between
 from tests.torch.cases.programs import program
 from tests.torch.harness import mpiexec
@@ -199,3 +203,76 @@ def test_a_hook_on_gloo_writes_a_trace_of_its_rank(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["['int8:block=128']"] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace.0.json", "trace.1.json"]
+
+
+COUNTED = """
+import dataclasses, json, pathlib, time
+how, folder = {how!r}, pathlib.Path({folder!r})
+rank = int(os.environ["PMI_RANK"])
+if how == "hook over gloo":
+    dist.init_process_group("gloo", init_method=f"file://{{folder}}/store", rank=rank, world_size=2)
+else:
+    dist.init_process_group("hybridcomp")
+torch.manual_seed(0)
+layers = torch.nn.Linear(64, 300), torch.nn.LayerNorm(300), torch.nn.BatchNorm1d(300), torch.nn.Linear(300, 131)
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.1)
+if how != "backend":
+    ddp.register_comm_hook(hct.HookState(policy="mine.toml", module=ddp), hct.comm_hook)
+optimizer, beside = (torch.optim.SGD(ddp.parameters(), 0.01) for _ in range(2))
+for _ in range(5):
+    ddp(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    beside.step()  # of a second optimizer: no step of its own
+    ddp.zero_grad()
+    dist.all_reduce(torch.ones(1000))
+if how != "hook over gloo":
+    dist.all_gather([torch.empty(7000) for _ in range(2)], torch.ones(7000))
+    dist.send(torch.ones(5000), 1) if rank == 0 else dist.recv(torch.empty(5000), 0)
+dist.barrier()
+time.sleep(0.2)  # what the last step has started ends by itself
+counted = hct.stats()
+rows = [dataclasses.asdict(row) for row in counted]
+(folder / f"stats.{{rank}}.json").write_text(json.dumps([counted.steps.count, rows]))
+"""
+
+
+@pytest.mark.parametrize("how", ["backend", "hook", "hook over gloo"])
+def test_the_report_of_a_trace_has_the_counts_of_the_table_at_exit(how: str, tmp_path: Path, capsys) -> None:
+    """Operations, bytes and steps, kind by kind; and so do the two tables that people see."""
+    policy = tmp_path / "mine.toml"
+    policy.write_text('[dp]\ncodec = "int8"\nexclude = ["0.weight"]\nmin_bytes = 4096\n')
+    body = COUNTED.format(how=how, folder=str(tmp_path)).replace("mine.toml", str(policy))
+    done = mpiexec(
+        2,
+        *program(body),
+        HYBRIDCOMP_POLICY="int8",
+        HYBRIDCOMP_HOSTS="1,1",
+        HYBRIDCOMP_TRACE=str(tmp_path),
+        HYBRIDCOMP_SUMMARY="1",
+    )
+    assert done.returncode == 0, done.stderr
+    fields = ("calls", "raw_bytes", "plain_bytes", "wire_bytes", "shared_bytes", "between_bytes")
+    for rank in range(2):
+        steps, rows = json.loads((tmp_path / f"stats.{rank}.json").read_text())
+        events = json.loads((tmp_path / f"trace.{rank}.json").read_text())["traceEvents"]
+        table = {
+            row.key: [getattr(row, field) for field in fields] for row in (StatRow(**row) for row in rows)
+        }
+        report = {row.key: [getattr(row, field) for field in fields] for row in traced_rows(events)}
+        assert report == table
+        assert traced_steps(events, 1) == steps == 5
+        assert sum(row["between_bytes"] for row in rows) > 0
+
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (tmp_path / "trace.0.json").rename(alone / "trace.0.json")
+    main(
+        ["report", str(alone), "--no-picture"]
+    )  # prints the table; what a rank waited for takes the traces of both
+    tables = []
+    for text in (done.stderr, capsys.readouterr().out):
+        lines = text[text.index("in a step, the mean of 5") :].splitlines()[1:]
+        lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("total")) + 1]
+        sent = lines[0].index("ratio") + len("ratio")
+        tables.append([line[:sent] for line in lines])
+    assert tables[0] == tables[1]

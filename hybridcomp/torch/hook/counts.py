@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
-from hybridcomp.arrays import DType
-from hybridcomp.collectives import StatRow
-from hybridcomp.collectives.stats import allreduce_bytes
+from hybridcomp import trace
+from hybridcomp.collectives.stats import Call, Kind, StatRow, record, share_out
 from hybridcomp.torch.hook.plan import Piece
 
 
@@ -31,7 +31,7 @@ class Counts:
 
     def add_alone(self, nbytes: int) -> None:
         """Count a bucket of the only rank, which sends nothing."""
-        self._add(StatRow(self.axis, "all_reduce", "none", "one rank", calls=1, raw_bytes=nbytes))
+        self._add_and_trace(StatRow(self.axis, "all_reduce", "none", "one rank", calls=1, raw_bytes=nbytes))
 
     def add_let_through(self, nbytes: int, sent: int, why: str) -> None:
         """Count a bucket that went as DDP sends it without a hook.
@@ -43,38 +43,31 @@ class Counts:
         """
         row = StatRow(self.axis, "all_reduce", "none", why, calls=1, raw_bytes=nbytes)
         row.plain_bytes = row.wire_bytes = sent
-        self._add(row)
+        self._add_and_trace(row)
 
-    def add_operation(self, call: StatRow, pieces: Sequence[Piece], dtype: DType, ranks: int) -> None:
-        """Count an operation that has carried ``pieces``, each as one.
-
-        Args:
-            call: statistics of the operation, which are shared out by elements.
-            pieces: at least one piece.
-            dtype: dtype of the gradients.
-            ranks: number of ranks.
-        """
-        elements, itemsize = 0, dtype.itemsize
+    def kinds(self, pieces: Sequence[Piece]) -> list[Kind]:
+        """Return the kinds of pieces that one operation carries."""
+        found: dict[tuple[str, str], list[int]] = {}
         for piece in pieces:
-            elements += piece.size
-        with self._lock:
-            for piece in pieces:
-                share = piece.size / elements if elements else 1 / len(pieces)
-                nbytes = piece.size * itemsize
-                codec, reason = piece.kind
-                key = (self.axis, "all_reduce", codec, reason + self.apart)
-                row = self._rows.get(key)
-                if row is None:
-                    row = self._rows[key] = StatRow(*key)
-                row.calls += 1
-                row.raw_bytes += nbytes
-                row.plain_bytes += allreduce_bytes(nbytes, ranks)
-                row.wire_bytes += round(call.wire_bytes * share)
-                row.shared_bytes += round(call.shared_bytes * share)
-                row.between_bytes += round(call.between_bytes * share)
-                row.encode_seconds += call.encode_seconds * share
-                row.wire_seconds += call.wire_seconds * share
-                row.decode_seconds += call.decode_seconds * share
+            counts = found.setdefault(piece.kind, [0, 0])
+            counts[0] += 1
+            counts[1] += piece.size
+        return [
+            Kind(codec, reason + self.apart, calls, elements)
+            for (codec, reason), (calls, elements) in found.items()
+        ]
+
+    def add_operation(self, call: Call) -> None:
+        """Count an operation that has ended, each of its kinds as one; they name its pieces."""
+        for row in share_out(call, call.kinds):
+            row.axis = self.axis
+            self._add(row)
+
+    def _add_and_trace(self, row: StatRow) -> None:
+        if trace.recorder is not None:
+            now = time.perf_counter()
+            record(trace.recorder, row, now, now)
+        self._add(row)
 
     def _add(self, row: StatRow) -> None:
         with self._lock:

@@ -18,7 +18,6 @@ import torch
 from torch.futures import Future
 
 from hybridcomp.arrays import DType, Flat, flatten
-from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.execution.callbacks import callbacks
 from hybridcomp.collectives.operations.flat_parts import Together, allreduce_parts
 from hybridcomp.collectives.operations.flat_small import allreduce_small
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 class Follows(Protocol):
     """A bucket that operations belong to."""
 
-    def follow(self, request: Any, call: StatRow, pieces: Sequence[Piece]) -> None:
-        """Take notice of an operation that carries some pieces."""
+    def follow(self, request: Any, call: Call) -> None:
+        """Take notice of an operation that has started."""
 
 
 class Operations(abc.ABC):
@@ -51,6 +50,7 @@ class Operations(abc.ABC):
         self.comm = comm
         self._counts = counts
         self._call: Call | None = None
+        self._pieces: Sequence[Piece] = ()  # of the operation that starts
 
     def average(self, buffer: torch.Tensor, split: Split, step: int) -> Averaging:
         """Start to average a bucket, in place.
@@ -62,7 +62,7 @@ class Operations(abc.ABC):
         """
         target = staging.Target(buffer.detach(), load=True)
         values = memory_of(target.data)
-        averaging = Averaging(buffer, target, values.dtype, self._counts, self.comm.size)
+        averaging = Averaging(buffer, target, self._counts)
         self.start(averaging, values, split, step, joins=_joins(buffer))
         averaging.all_started()
         return averaging
@@ -106,6 +106,7 @@ class Operations(abc.ABC):
 
     def note(self, call: Call) -> None:
         """Take notice of an operation's statistics when it starts; for the communicator's ``on_start``."""
+        call.kinds = self._counts.kinds(self._pieces)
         self._call = call
 
     def _try(self, bucket: Follows, start: Callable[[], None]) -> None:
@@ -113,31 +114,35 @@ class Operations(abc.ABC):
         try:
             start()
         except Exception as error:
-            self._follow(bucket, self.comm.start_failed("all_reduce", error), [])
+            self._pieces = ()
+            self._follow(bucket, self.comm.start_failed("all_reduce", error))
 
     def _start_small(self, bucket: Follows, values: Flat, part: Split) -> None:
+        self._pieces = part.small
         request = allreduce_small(self.comm, values, part.all_small, "avg", part.small_as)
-        self._follow(bucket, request, part.small)
+        self._follow(bucket, request)
 
     def _start_alike(self, bucket: Follows, values: Flat, together: Together, step: int) -> None:
         """Start the pieces that go by one codec."""
         pieces: Sequence[Any] = together.parts
+        self._pieces = pieces
         request = allreduce_parts(self.comm, values, together, "avg", pieces[0].choice, step)
         if request is not None:
-            self._follow(bucket, request, pieces)
+            self._follow(bucket, request)
             return
         for piece in pieces:
             self._start_piece(bucket, values, piece, step)
 
     def _start_piece(self, bucket: Follows, values: Flat, piece: Piece, step: int) -> None:
         part = Flat(values.data[piece.start : piece.stop], values.dtype, piece.shape, True, False)
-        self._follow(bucket, self._start_one(part, piece, step), [piece])
+        self._pieces = [piece]
+        self._follow(bucket, self._start_one(part, piece, step))
 
-    def _follow(self, bucket: Follows, request: Any, pieces: Sequence[Piece]) -> None:
+    def _follow(self, bucket: Follows, request: Any) -> None:
         call, self._call = self._call, None
         assert call is not None
         self._note_started(request)
-        bucket.follow(request, call, pieces)
+        bucket.follow(request, call)
 
 
 def memory_of(tensor: torch.Tensor) -> Flat:
@@ -197,12 +202,10 @@ def _joins(buffer: torch.Tensor) -> bool:
 class Averaging:
     """A bucket's average, until its last operation has ended; callbacks of operations come in any thread."""
 
-    def __init__(
-        self, buffer: torch.Tensor, target: staging.Target, dtype: DType, counts: Counts, ranks: int
-    ) -> None:
+    def __init__(self, buffer: torch.Tensor, target: staging.Target, counts: Counts) -> None:
         self._promise = Promise([buffer.device] if buffer.is_cuda else [])
         self._buffer, self._target = buffer, target
-        self._dtype, self._counts, self._ranks = dtype, counts, ranks
+        self._counts = counts
         self._requests: list[Any] = []
         self._left = 1  # for all_started
         self._within = callbacks.current
@@ -226,14 +229,14 @@ class Averaging:
         if self._error is not None:
             raise self._error
 
-    def follow(self, request: Any, call: StatRow, pieces: Sequence[Piece]) -> None:
+    def follow(self, request: Any, call: Call) -> None:
         """Count an operation when it has ended."""
 
         def done(request: Any) -> None:
             error = request.exception
             if error is None:
                 try:
-                    self._counts.add_operation(call, pieces, self._dtype, self._ranks)
+                    self._counts.add_operation(call)
                 except Exception as failure:
                     error = failure
             self._one_done(error, request)
