@@ -95,7 +95,6 @@ FIGURES = (
     Figure("starts_2ranks.json", (*_TORCH, "benchmarks/starts.py"), _run("starts", before=_PAIR)),
     Figure("watched_2ranks.json", (*_ENGINE, "hybridcomp/top", "benchmarks/watched.py"),
            _run("watched", "--rounds 100", _PAIR)),
-    Figure("beside_gpu_2ranks.json", (*_ENGINE, "benchmarks/variable_pairs.py")),  # takes a GPU
     Figure("mpi4py_calls.json", (*_ENGINE, "benchmarks/calls.py"), (
         *_run("calls", before=_PAIR), *_run("calls", "--lab", "hybridcomp lab -n 2 --rate 1gbit --"))),
     Figure("auto/change.json", (*_ENGINE, "benchmarks/auto_change.py"), _run("auto_change")),
