@@ -279,7 +279,7 @@ def _cells(plan: Plan, best: float) -> list[str]:
     config, found = plan.config, plan.prediction
     schedule = config.schedule if config.virtual_stages == 1 else f"{config.schedule}:{config.virtual_stages}"
     used = plan.used
-    codecs = ", ".join(f"{_AXES[axis]} {codec.name}" for axis, codec in used.items())
+    codecs = ", ".join(f"{_AXES.get(axis, axis)} {name}" for axis, name in plan.codec_names.items())
     exposed = ", ".join(
         f"{_AXES.get(axis, axis)} {seconds * 1e3:.1f}"
         for axis, seconds in found.exposed.items()

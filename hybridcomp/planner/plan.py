@@ -12,7 +12,8 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.files import write_text
 from hybridcomp.planner.budget import NONE, AxisCodec, policy_text
 from hybridcomp.planner.step.prediction import StepPrediction
-from hybridcomp.train.config import TrainConfig
+from hybridcomp.policy.message import MOMENTUM
+from hybridcomp.train.config import EXCHANGE_MOMENTA, TrainConfig
 from hybridcomp.train.reading import to_toml
 
 _ALWAYS = ("dp", "pp", "tp", "schedule", "micro_batches", "micro_batch_size", "recompute")
@@ -43,6 +44,12 @@ class Plan:
         """Tell whether any axis has a codec other than ``none``."""
         return any(codec != NONE for codec in self.used.values())
 
+    @property
+    def codec_names(self) -> dict[str, str]:
+        """Return the names of these codecs; where replicas exchange momenta, dp's is the warm-up's."""
+        names = {axis: codec.name for axis, codec in self.used.items()}
+        return names | {MOMENTUM: "sign + ef"} if self.config.optimizer in EXCHANGE_MOMENTA else names
+
     def record(self, best: float) -> dict[str, Any]:
         """Return the plan in JSON's types; seconds, bytes, samples/s.
 
@@ -64,7 +71,7 @@ class Plan:
         )
         return {
             **{name: getattr(config, name) for name in fields},
-            "codecs": {axis: codec.name for axis, codec in self.used.items()},
+            "codecs": self.codec_names,
             "samples_per_second": found.samples_per_second,
             "share_of_best": found.samples_per_second / best,
             "step_seconds": found.seconds,

@@ -23,7 +23,7 @@ def check_config(config: TrainConfig) -> None:
     positive = (
         "dp pp tp virtual_stages layers d_model heads seq_len steps micro_batches micro_batch_size keep "
         "log_every threads lr stream_lr timeout bucket_mb expert_every capacity_factor pp_neurons_refresh min_replicas "
-        "quorum_timeout"
+        "quorum_timeout var_update_scaler"
     )
     for name in positive.split():
         if not 0 < getattr(config, name) < math.inf:
@@ -133,6 +133,10 @@ def _check_replicas(config: TrainConfig) -> None:
         raise ConfigError(
             f"freeze_step ({config.freeze_step}) ends the warm-up of optimizers that exchange momenta: optimizer must "
             f"be one of {', '.join(EXCHANGE_MOMENTA)}, not {config.optimizer}"
+        )
+    if config.var_update_scaler != 16 and config.optimizer != "zero-one-adam":
+        raise ConfigError(
+            f"var_update_scaler ({config.var_update_scaler}) is of optimizer zero-one-adam, not of {config.optimizer}"
         )
 
 

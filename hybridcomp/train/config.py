@@ -166,6 +166,8 @@ class TrainConfig:
     freeze_step: int = 0
     """Steps of the warm-up of onebit-adam and onebit-lamb; 0: until the variance has settled. Of zero-one-adam the
     first steps that all renew the variance; 0: as many as warmup_steps."""
+    var_update_scaler: int = 16
+    """Renewals of zero-one-adam's variance, by gradients, after which the steps from one to the next double."""
     weight_decay: float = 0.1
     """Decoupled weight decay, on matrices other than embeddings."""
     beta1: float = 0.9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ from hybridcomp.train.checks import check_config
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.reading import parse
 from hybridcomp.train.start import read_policy
+from tests.train.harness import TINY, train
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "cluster_16x8.toml"
@@ -385,3 +387,40 @@ def test_the_guide_shows_what_was_committed():
         assert f"| {one['predicted'] / 1e6:.1f} | {one['measured'] / 1e6:.1f} |" in guide
     for model in MODELS:
         assert f"`{model}`" in guide
+
+
+@pytest.mark.parametrize(
+    ("flags", "axis", "steps"),
+    [
+        ("onebit-adam --freeze-step 3 --policy onebit", "momentum", 3),
+        ("onebit-lamb --freeze-step 3 --policy int8", "dp", 3),
+        # The variance is renewed at steps 1, 2, 3 and 5; 16 renewals before the first doubling would be all steps.
+        ("zero-one-adam --freeze-step 1 --var-update-scaler 1 --policy none", "dp", 2),
+    ],
+)
+def test_momenta_are_predicted_at_the_bytes_that_a_run_counts(flags, axis, steps, files):
+    arguments = f"{TINY} --d-model 64 --dp 2 --steps 6 --optimizer {flags} --out run"
+    done = train(arguments, files)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((files / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    sent = [row for row in summary["comm"] if row["codec"].startswith("sign")]
+    assert [row["axis"] for row in sent] == [axis]
+    config = parse(arguments.split())
+    cluster = read_site(str(files / "site.toml"), 1, 2)
+    prediction = predict_step(config, cluster, read_policy(config))
+    assert prediction.wire_bytes["dp"] == sent[0]["wire_bytes"] / steps
+    assert prediction.memory.residuals > 0
+
+
+def test_a_plan_tells_how_momenta_go(files, capsys):
+    (files / "small.toml").write_text(f'{SMALL}optimizer = "zero-one-adam"\nvar_update_scaler = 4\n')
+    arguments = f"--model {files / 'small.toml'} --batch 16 --write {files / 'run.toml'}"
+    assert re.search(r"dp none, momentum sign \+ ef", plan(files, arguments, capsys))
+    written = parse(["--config", str(files / "run.toml")])
+    assert (written.optimizer, written.var_update_scaler) == ("zero-one-adam", 4)
+    (best, *_) = json.loads(plan(files, f"{arguments} --json", capsys))["plans"]
+    assert best["codecs"]["momentum"] == "sign + ef"
+    signs = best["wire_bytes"]["dp"]
+    (files / "small.toml").write_text(SMALL)
+    fixed = dataclasses.replace(written, optimizer="adamw", var_update_scaler=16)
+    assert signs < predict_step(fixed, read_site(str(files / "site.toml"), 2, 2)).wire_bytes["dp"] / 25

@@ -156,6 +156,11 @@ def test_a_missing_file_is_named(tmp_path):
             "--freeze-step 9",
             r"freeze_step \(9\) ends the warm-up .* must be one of onebit-adam, .* not adamw",
         ),
+        ("--var-update-scaler 0 --optimizer zero-one-adam --dp 2", "var_update_scaler must be positive"),
+        (
+            "--var-update-scaler 4 --optimizer onebit-adam --dp 2",
+            r"var_update_scaler \(4\) is of optimizer zero-one-adam, not of onebit-adam",
+        ),
         ("--shard zero1", "shard zero1 is of replicas: dp must be at least 2, not 1"),
         (
             "--shard zero1 --dp 2 --pp 2 --schedule 2bw",

@@ -12,7 +12,7 @@ from hybridcomp.planner.step.messages import LATE
 from hybridcomp.planner.step.stages import StageShape
 from hybridcomp.planner.step.traffic import NONE, NOTHING, Cost
 from hybridcomp.policy import Policy
-from hybridcomp.train.config import EMBEDDING, TrainConfig
+from hybridcomp.train.config import EMBEDDING, EXCHANGE_MOMENTA, TrainConfig
 
 _FP32 = 4
 
@@ -34,6 +34,15 @@ class Bucket:
     coded: int
 
 
+def exchanged(config: TrainConfig, policy: Policy) -> tuple[Policy, str]:
+    """Return the policy of what replicas exchange in a late step, gradients or momenta, and its section."""
+    if config.optimizer not in EXCHANGE_MOMENTA:
+        return policy, "dp"
+    from hybridcomp.train.optimizer.momentum import section_of_momenta  # noqa: PLC0415  (imports torch)
+
+    return section_of_momenta(policy)
+
+
 def buckets(
     stage: StageShape,
     config: TrainConfig,
@@ -46,12 +55,13 @@ def buckets(
     Args:
         stage: stage that has the gradients.
         config: configuration with the size of a bucket.
-        policy: policy that names the codecs.
+        policy: policy that names the codecs; momenta go by what the optimizer makes of it.
         hosts: number of hosts that the replicas are on.
         cost: function that returns the cost of a sum of so many bytes by a codec and a form of error feedback.
     """
     from hybridcomp.torch.hook.plan import make_split  # noqa: PLC0415  (imports torch)
 
+    policy, axis = exchanged(config, policy)
     limit = config.bucket_mb * 2**20
     groups: list[list[tuple[str, tuple[int, ...]]]] = [[]]
     size = 0
@@ -72,11 +82,11 @@ def buckets(
         block = int(last.split(".")[1]) if last.startswith("blocks.") else None
         if block is None and not last.startswith("embed."):
             block = stage.blocks[-1]  # norm and head alone are ready when the last block's backward begins
-        if not policy.codecs("dp", "all_reduce"):
+        if not policy.codecs(axis, "all_reduce"):
             nbytes = sum(_FP32 * math.prod(shape) for _, shape in group)
             found.append(Bucket(number, block, cost(nbytes, NONE, None), 0))
             continue
-        split = make_split(policy, "dp", DType.FLOAT32, group, LATE, stage.index, hosts)
+        split = make_split(policy, axis, DType.FLOAT32, group, LATE, stage.index, hosts)
         costs = [cost(_FP32 * piece.size, piece.choice.codec, piece.choice.feedback) for piece in split.alone]
         coded = sum(piece.choice.codec != NONE for piece in split.alone)
         small = _FP32 * sum(piece.size for piece in split.small)

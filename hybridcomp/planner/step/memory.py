@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hybridcomp.planner.step.buckets import exchanged
 from hybridcomp.planner.step.orders import order
 from hybridcomp.planner.step.stages import StageShape, item_bytes, vocabulary
 from hybridcomp.policy import Policy
@@ -52,8 +53,11 @@ def _of(config: TrainConfig, policy: Policy, stages: Sequence[StageShape], pp: i
     weights = float(_FP32 * sum(stage.elements for stage in mine))
     versions = 2 if config.schedule == "2bw" else 1
     shards = config.dp if config.shard == "zero1" else 1
+    sent, section = exchanged(config, policy)
     feedback = any(
-        rule.feedback for rule in (policy.base, *policy.axes.values(), *policy.entries.get("dp", {}).values())
+        rule.feedback
+        for one, axis in ((policy, "dp"), (sent, section))
+        for rule in (one.base, *one.axes.values(), *one.entries.get(axis, {}).values())
     )
     message = config.micro_batch_size * config.seq_len * config.d_model * item_bytes(config)
     buffers = 2.0 * message * ((config.pp > 1) + (config.tp > 1))

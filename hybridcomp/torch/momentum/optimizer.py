@@ -76,7 +76,7 @@ class MomentumOptimizer(torch.optim.Optimizer, abc.ABC):
         """
         self._exchange: MomentumExchange | None = None
         self._groups: dict[Tensor, Group] = {}
-        self._policies = (load_policy(warmup), _remembering(codec))
+        self._policies = (load_policy(warmup), policy_of_momenta(codec))
         self._ran = _Ran(type(self).__name__)
         super().__init__(params, {**defaults, "steps": 0})
         weakref.finalize(self, _tell_unused, self._ran)
@@ -469,7 +469,7 @@ def _tell_unused(ran: _Ran) -> None:
         )
 
 
-def _remembering(codec: PolicyLike) -> Policy:
+def policy_of_momenta(codec: PolicyLike) -> Policy:
     """Return the policy of momenta: a bare codec gets error feedback."""
     if codec == "sign":
         codec = SIGN

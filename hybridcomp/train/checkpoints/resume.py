@@ -24,11 +24,12 @@ _MOST_NAME = 255  # bytes of a file's name
 _FIELDS = {"step": int, "elapsed": float, "policy": str, "run": dict, "files": {str: Any}}
 _SAME_TOPOLOGY = (
     "dp", "pp", "tp", "schedule", "predict_weights", "synthetic_labels", "virtual_stages", "shard", "sync", "optimizer",
-    "freeze_step", "stream_rank",
+    "freeze_step", "var_update_scaler", "stream_rank",
 )  # fmt: skip
 # Settings of runs that were written before these fields existed.
 _BEFORE: dict[str, Any] = {
-    "predict_weights": False, "synthetic_labels": False, "optimizer": "adamw", "freeze_step": 0, "stream_rank": None,
+    "predict_weights": False, "synthetic_labels": False, "optimizer": "adamw", "freeze_step": 0,
+    "var_update_scaler": 16, "stream_rank": None,
     "tp_autoencoder": 0, "tp_autoencoder_from": 0, "pp_neurons": 0.0, "pp_neurons_after": [],
 }  # fmt: skip
 _SAME_MODEL = (

@@ -21,9 +21,16 @@ from hybridcomp.errors import ConfigError
 from hybridcomp.policy import Policy
 from hybridcomp.policy.message import MOMENTUM
 from hybridcomp.torch.momentum.adam import AUTO
-from hybridcomp.torch.momentum.optimizer import MomentumOptimizer
+from hybridcomp.torch.momentum.optimizer import MomentumOptimizer, policy_of_momenta
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.parallel.stages import Stage
+
+
+def section_of_momenta(policy: Policy) -> tuple[Policy, str]:
+    """Return the policy of momenta, and its section: ``policy`` has a section for them, or they go by signs."""
+    if MOMENTUM in policy.axes:
+        return policy_of_momenta(policy), MOMENTUM
+    return policy_of_momenta("sign"), "dp"
 
 
 def exchanging_optimizer(
@@ -41,7 +48,7 @@ def exchanging_optimizer(
     given: dict[str, Any] = {
         "lr": config.lr,
         "betas": (config.beta1, config.beta2),
-        "codec": policy if MOMENTUM in policy.axes else "sign",
+        "codec": section_of_momenta(policy)[0],
         "warmup": policy,
     }
     freeze: int | str = config.freeze_step or AUTO
@@ -56,6 +63,7 @@ def exchanging_optimizer(
             optimizer = hct.ZeroOneAdam(
                 groups,
                 warmup_steps=config.freeze_step or config.warmup_steps,
+                var_update_scaler=config.var_update_scaler,
                 local_step_clipper=1,
                 decoupled_weight_decay=True,
                 **given,
