@@ -156,7 +156,7 @@ class Exchange:
 class Started(list):
     """The operations of a bucket."""
 
-    def follow(self, request: Any, call: Any, pieces: Any) -> None:
+    def follow(self, request: Any, call: Any) -> None:
         self.append(request)
 
 
