@@ -57,6 +57,24 @@ def test_traces_beside_metrics_and_below(tmp_path, capsys):
     assert json.loads(merged.read_text())["traceEvents"]
 
 
+def test_the_table_of_traces_is_of_an_average_rank_and_of_a_step(tmp_path, capsys, monkeypatch):
+    for rank, calls in enumerate((6, 2)):
+        monkeypatch.setattr(trace, "_rank", rank)
+        trace.start(tmp_path)
+        for _ in range(calls):
+            now = time.perf_counter()
+            one = StatRow("dp", "all_reduce", "int8", "policy p", 1, 4_000_000, 4_000_000, 1_000_000)
+            one.between_bytes = 250_000
+            record(trace.active(), one, now, now)
+        for _ in range(2):
+            trace.active().step("an optimizer")
+        trace.stop()
+    text = report(tmp_path, capsys)
+    assert text[0] == "by the traces of 2 ranks, what an average one sent in a step, the mean of 2"
+    assert text[1].split()[8:12] == ["inside", "hosts", "between", "hosts"]
+    assert text[3].split()[:12] == "dp all_reduce int8 2 8 MB 2 MB 1.5 MB 500 kB".split()  # noqa: SIM905
+
+
 def test_spans_that_were_lost_are_told(tmp_path, capsys):
     trace.start(tmp_path, limit=1)
     for _ in range(2):

@@ -218,7 +218,7 @@ def _operations(events: list[dict[str, Any]]) -> Iterator[tuple[StatRow, list[Ki
             row.raw_bytes, row.plain_bytes = args["bytes"], args["uncompressed_bytes"]
             row.wire_bytes, row.wire_seconds = args["wire_bytes"], seconds
             row.shared_bytes, row.between_bytes = args.get("shared_bytes", 0), args.get("between_bytes", 0)
-            kinds = [Kind(**kind) for kind in args.get("kinds", ())]
+            kinds = [Kind(*(kind[name] for name in Kind._fields)) for kind in args.get("kinds", ())]
         elif row is not None and category in ("encode", "decode"):
             row.wire_seconds -= seconds
             if category == "encode":

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hybridcomp.collectives.report import ASK, hint, show, size, summary
-from hybridcomp.collectives.stats import Call, StatRow, Stats, StatTable, merge, since
+from hybridcomp.collectives.stats import Call, Kind, StatRow, Stats, StatTable, merge, share_out, since
 from hybridcomp.steps import NO_STEPS, StepClock, Steps, StepTotals, between
 
 MB = 1_000_000
@@ -123,6 +123,24 @@ def test_rows_keep_their_totals_and_have_means_of_a_step():
     assert (mean.encode_seconds, mean.wire_seconds, mean.decode_seconds) == (0.025, 0.15, 1.2)
     assert (counted.steps.length, counted.steps.share) == (0.2, 0.5)
     assert Stats([one], Steps()).per_step() == []
+
+
+@pytest.mark.parametrize("sizes", [(7,), (1, 1, 1), (3, 0, 1000, 5), (0, 0)])
+def test_an_operation_is_shared_out_to_the_last_byte(sizes):
+    total = row(calls=1, plain=10_007, wire=2_503)
+    total.shared_bytes, total.between_bytes = 1001, 501
+    kinds = [Kind("int8", f"reason {n}", 2, size) for n, size in enumerate(sizes)]
+    shares = share_out(total, kinds)
+    assert [(one.axis, one.op, one.codec, one.reason, one.calls) for one in shares] == [
+        ("dp", "all_reduce", "int8", f"reason {n}", 2) for n in range(len(sizes))
+    ]
+    for field in ("raw_bytes", "plain_bytes", "wire_bytes", "shared_bytes", "between_bytes"):
+        parts = [getattr(one, field) for one in shares]
+        assert sum(parts) == getattr(total, field)
+        if sum(sizes):
+            exact = [getattr(total, field) * size / sum(sizes) for size in sizes]
+            assert parts == pytest.approx(exact, abs=1)
+    assert sum(one.wire_seconds for one in shares) == pytest.approx(total.wire_seconds)
 
 
 def test_steps_are_those_since_a_mark():
