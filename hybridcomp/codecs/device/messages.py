@@ -283,12 +283,16 @@ def convert(
 ) -> None:
     """Write ``n`` elements as another type, rounded once to nearest even, or add them to float32 or float64."""
     if src_dtype is out_dtype and not add:
-        size = n * src_dtype.itemsize
-        blocks = queue.blocks(size, _THREADS * 16)
-        queue.launch("convert", "copy_bytes", blocks, _THREADS, src, out, size, queue.status)
+        copy_bytes(queue, src, out, n * src_dtype.itemsize)
         return
     name = f"convert_{suffix(src_dtype)}_{suffix(out_dtype)}{'_add' if add else ''}"
     queue.launch("convert", name, queue.blocks(n, _THREADS * 4), _THREADS, src, out, n, queue.status)
+
+
+def copy_bytes(queue: Queue, src: DeviceArray, out: DeviceArray, nbytes: int) -> None:
+    """Start to copy bytes by a kernel: unlike :meth:`Queue.copy`, it may be one launch with others."""
+    blocks = queue.blocks(nbytes, _THREADS * 16)
+    queue.launch("convert", "copy_bytes", blocks, _THREADS, src, out, nbytes, queue.status)
 
 
 def divide(queue: Queue, values: DeviceArray, dtype: DType, ranks: int) -> None:

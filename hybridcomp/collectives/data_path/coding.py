@@ -152,6 +152,9 @@ class Coder:
             self._rooms[n, kind] = found
         return found
 
+    def foresee(self, message: Any, n: int, kind: DType) -> None:
+        """Take notice that a message to be received has ``n`` elements of ``kind``, and is read by this data path."""
+
     def _checked(
         self,
         messages: Sequence[Incoming],

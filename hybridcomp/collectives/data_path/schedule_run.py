@@ -131,6 +131,7 @@ class _Run:
                 carrier, n = self._by[step.slot], step.count
                 room = carrier.inbox_bytes(n, self._kind[step.slot])
                 message: Any = self.mailbox.receive(room, step.peer, self._tags[group.tag])
+                carrier.foresee(message, n, self._kind[step.slot])
                 self._held[step.slot] = _Held(message, received=True)
             case Kind.CHECK:
                 yield from self._arrival([step.slot])

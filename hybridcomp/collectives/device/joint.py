@@ -7,6 +7,7 @@ parameter they belong to; copies to the host follow in one order, and one event 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,7 @@ _ZEROS = 1024  # words of zeros that are made at a time
 _ALIKE = 16  # operations and shards for which zeros are made at a time, where one wants many
 _SHOWN = 1 << 14  # bytes that the host reads, of many operations and messages, and that are copied together
 _STATUS_BYTES = 4
+_TABLE_ROOM = 1 << 13  # bytes for a table beside what the host gives
 _SHOWN_ALIGNMENT = 8
 
 Kind = tuple[str, str, int, int]
@@ -88,20 +90,25 @@ class JointEvent:
         self._event, self._after = event, after
 
     def done(self) -> bool:
-        """Tell whether the device has reached the point; False while the work has not started."""
+        """Tell whether the device has reached the point; False while the work has not started.
+
+        Raises:
+            HybridcompError: something of what has come by then is wrong.
+        """
         if self._event is None or not self._event.done():
             return False
-        self._come()
+        self._joint.come(self)
         return True
 
     def wait(self) -> None:
-        """Wait until the device has reached the point."""
+        """Wait until the device has reached the point; raises as :meth:`done`."""
         self._joint.start()
         assert self._event is not None
         self._event.wait()
-        self._come()
+        self._joint.come(self)
 
-    def _come(self) -> None:
+    def tell(self) -> None:
+        """Call the function that follows the point, once."""
         after, self._after = self._after, None
         if after is not None:
             after()
@@ -271,9 +278,11 @@ class JointPair(StreamPair):
         """See :meth:`StreamPair.record`."""
         return self._joint.event()
 
-    def download(self, copies: Sequence[tuple[ByteArray, DeviceArray]]) -> Event:
-        """See :meth:`StreamPair.download`."""
-        return self._joint.download(copies)
+    def download(
+        self, copies: Sequence[tuple[ByteArray, DeviceArray]], then: Callable[[], None] | None = None
+    ) -> Event:
+        """See :meth:`StreamPair.download`, and :meth:`Joint.download`."""
+        return self._joint.download(copies, then)
 
     def give(self) -> None:
         """See :meth:`StreamPair.give`."""
@@ -300,6 +309,10 @@ class Joint:
         self._given = 0  # bytes of what is shown
         self._rooms: list[_Room] = []
         self._said: list[tuple[ByteArray, int]] = []  # where bytes of what is shown are wanted, and which
+        self._then: list[Callable[[], None]] = []  # to be called when what is recorded is done
+        self._flying: deque[tuple[JointEvent, bool]] = deque()  # not seen to have come; whether one has to be
+        # What is copied with the next table: its bytes, where they go, and how many are used.
+        self._from_host: tuple[ByteArray, DeviceArray, int] | None = None
 
     def pair(self, runtime: Runtime, after: Iterable[Event]) -> StreamPair:
         """Return the stream pair of one more operation, whose work begins after these events."""
@@ -319,6 +332,12 @@ class Joint:
         """Tell whether there is work to start."""
         return bool(self.recorded) or self._wanted is not None
 
+    @property
+    def settled(self) -> bool:
+        """Tell whether all functions have been called that were to follow copies to the host; raises what they do."""
+        wanted = [event for event, asked in self._flying if asked]
+        return not self._then and (not wanted or wanted[-1].done())
+
     # -- recording ---------------------------------------------------------------------------------------
 
     def event(self) -> JointEvent:
@@ -327,8 +346,17 @@ class Joint:
             self._wanted = JointEvent(self)
         return self._wanted
 
-    def download(self, copies: Sequence[tuple[ByteArray, DeviceArray]]) -> JointEvent:
-        """Copy to pinned bytes after all that is recorded now: see :meth:`StreamPair.download`."""
+    def download(
+        self, copies: Sequence[tuple[ByteArray, DeviceArray]], then: Callable[[], None] | None = None
+    ) -> JointEvent:
+        """Copy to pinned bytes after all that is recorded now: see :meth:`StreamPair.download`.
+
+        Args:
+            copies: as there.
+            then: function that is called once they are there, before the event or a later one says so.
+        """
+        if then is not None:
+            self._then.append(then)
         shown = self._shown
         for to, source in copies:
             at = -1 if shown is None else source.ptr - shown.ptr
@@ -364,6 +392,25 @@ class Joint:
         self._given = begin + nbytes
         return self._shown[begin : begin + nbytes]
 
+    def given(self, nbytes: int) -> tuple[ByteArray, DeviceArray]:
+        """Return pinned bytes, and where the device finds them: by one copy, with the table of what is recorded next.
+
+        The caller writes them before anything starts, and asks once until then.
+        """
+        assert self._pair is not None
+        assert self._from_host is None
+        pinned = self._pair.pool.pinned.take(nbytes + _TABLE_ROOM)
+        self._tables.append(pinned)
+        there = self._pair.queue.empty(nbytes + _TABLE_ROOM)
+        self._from_host = pinned, there, nbytes
+        return pinned[:nbytes], there[:nbytes]
+
+    def pinned(self, nbytes: int) -> ByteArray:
+        """Return pinned bytes that are good until all operations have ended."""
+        assert self._pair is not None
+        self._tables.append(self._pair.pool.pinned.take(nbytes))
+        return self._tables[-1][:nbytes]
+
     # -- what has come -----------------------------------------------------------------------------------
 
     def room(self, nbytes: int) -> ByteArray | None:
@@ -398,6 +445,7 @@ class Joint:
         event, self._wanted = self._wanted, None
         downs, self._downs = self._downs, []
         said, self._said = self._said, []
+        then, self._then = self._then, []
         mirror: ByteArray | None = None
         first = min((at for _, at in said), default=0)
         if said:
@@ -407,7 +455,13 @@ class Joint:
             downs.append((mirror[: last - first], self._shown[first:last]))
         if event is not None:
             come = self._pair.download(downs) if downs else self._pair.record()
-            event.begin(come, lambda: self._tell(said, first, mirror))
+            event.begin(come, lambda: self._tell(said, first, mirror, then))
+            self._flying.append((event, bool(then)))
+
+    def come(self, event: JointEvent) -> None:
+        """Take notice that the device has reached a point, and so all before it, which are told first."""
+        while any(each is event for each, _ in self._flying):
+            self._flying.popleft()[0].tell()
 
     def ended(self) -> None:
         """Take notice that an operation has ended, of whose work the device has done all."""
@@ -424,15 +478,23 @@ class Joint:
             for room in self._rooms:
                 pair.pool.pinned.give(room.whole)
             self._rooms = []
+            self._flying.clear()
             pair.give()
 
-    def _tell(self, said: list[tuple[ByteArray, int]], first: int, mirror: ByteArray | None) -> None:
-        if mirror is None:
-            return
-        for to, at in said:
-            to[:] = mirror[at - first : at - first + to.size]
-        if self._pair is not None:
-            self._pair.pool.pinned.give(mirror)
+    def _tell(
+        self,
+        said: list[tuple[ByteArray, int]],
+        first: int,
+        mirror: ByteArray | None,
+        then: list[Callable[[], None]],
+    ) -> None:
+        if mirror is not None:
+            for to, at in said:
+                to[:] = mirror[at - first : at - first + to.size]
+            if self._pair is not None:
+                self._pair.pool.pinned.give(mirror)
+        for call in then:
+            call()
 
     def _start_work(self, pair: StreamPair) -> None:
         """Start the recorded work, as few launches."""
@@ -450,13 +512,7 @@ class Joint:
                     words += [end, work.blocks, *work.args]
                 ends[at] = end
             together.append((group, at if len(words) > at else -1))
-        table = None
-        if words:
-            staged = pair.pool.pinned.take(8 * len(words))
-            self._tables.append(staged)
-            staged[: 8 * len(words)] = np.array(words, np.uint64).view(np.uint8)
-            table = pair.queue.empty(8 * len(words))
-            pair.queue.upload(table, staged[: 8 * len(words)])
+        table = self._uploaded_table(pair, words)
         for group, at in together:
             if at < 0:
                 for work in group:
@@ -469,6 +525,24 @@ class Joint:
                 pair.queue.launch(module, f"{kernel}_table", blocks, threads, rows, len(group), shared=shared)
             for work in group:
                 work.started = True
+
+    def _uploaded_table(self, pair: StreamPair, words: list[int]) -> DeviceArray | None:
+        """Copy a table to the device, and what the host gives; return the table, None if it has no words."""
+        given, self._from_host = self._from_host, None
+        nbytes = 8 * len(words)
+        if given is not None:
+            staged, there, used = given
+            at = -(-used // _SHOWN_ALIGNMENT) * _SHOWN_ALIGNMENT
+            if nbytes > there.size - at:
+                pair.queue.upload(there, staged[:used])
+                given = None
+        if given is None:
+            if not words:
+                return None
+            at, staged, there = 0, self.pinned(nbytes), pair.queue.empty(nbytes)
+        staged[at : at + nbytes] = np.array(words, np.uint64).view(np.uint8)
+        pair.queue.upload(there, staged[: at + nbytes])
+        return there[at:] if words else None
 
 
 def _has_table(kind: Kind) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -158,12 +159,17 @@ class Arriving(Incoming):
             has come with it.
         opened: copied result of :func:`open_message` for a message in the device's memory; None until it is there, and
             for others.
+        foreseen: header and beginning of the payload that it must have, where these are known before it comes; what
+            has come is compared with them before anything of it leaves, or the operation ends.
+        compare: function that compares such a message, of which ``opened`` is there, with them.
         users: number of uses that still need the buffer: the decoder, and each time that it is sent on.
     """
 
     buffer: Any
     whole: Any = None
     opened: ByteArray | None = None
+    foreseen: tuple[Header, bytes] | None = None
+    compare: Callable[[], None] | None = None
     users: int = 1
 
     def wire(self) -> Any:
@@ -174,6 +180,8 @@ class Arriving(Incoming):
         """Take a message that has come to where it lies."""
         if self.whole is None:
             self.buffer = transport.received(self.request, self.buffer)
+        if self.foreseen is not None and self.buffer.size != wire.HEADER_BYTES + self.foreseen[0].payload:
+            self.foreseen = None  # its header says what it is
 
     def see(self) -> tuple[Header, bytes]:
         """Return the header and the beginning of the payload, which drivers read, of a message that has arrived.
@@ -181,6 +189,8 @@ class Arriving(Incoming):
         Raises:
             WireError: as in :func:`hybridcomp.wire.peek`; or the message, in the device's memory, is damaged.
         """
+        if self.foreseen is not None:
+            return self.foreseen
         if self.opened is not None:
             return parse_opened(self.opened, self.buffer.size)
         header = wire.peek(self.buffer)
@@ -223,24 +233,44 @@ class Own:
 
 
 class _Opening:
-    """Event that received messages' CRCs are checked on the device, and their beginnings copied to the host."""
+    """Event that received messages' CRCs are checked on the device, and their beginnings copied to the host.
 
-    def __init__(self, streams: StreamPair, transport: Transport, messages: list[Arriving]) -> None:
-        self._streams, self._transport, self._messages = streams, transport, messages
+    Messages that are foreseen are not waited for: they may be read in the device's order, and are compared later.
+    """
+
+    def __init__(
+        self,
+        streams: StreamPair,
+        transport: Transport,
+        messages: list[Arriving],
+        drop: Callable[[Arriving], None],
+    ) -> None:
+        self._streams, self._transport, self._messages, self._drop = streams, transport, messages, drop
         self._event: Event | None = None
+        self._waits = True
 
     def done(self) -> bool:
         if self._event is None:
-            copies = []
+            copies, later = [], []
             for message in self._messages:
                 message.come(self._transport)
                 message.opened = self._streams.pool.pinned.take(OPENED_BYTES)
                 queue = self._streams.queue.fork(DECODES)
                 opened = open_message(queue, message.buffer, queue.shown(OPENED_BYTES))
                 copies.append((message.opened[:OPENED_BYTES], opened))
-            self._event = self._streams.download(copies)
+                if message.foreseen is not None:
+                    message.users += 1  # until it is compared
+                    later.append(message)
+            self._event = self._streams.download(copies, partial(self._compare, later) if later else None)
             self._copies = copies  # keeps sources and targets alive until they are copied
-        return self._event.done()
+            self._waits = len(later) < len(self._messages)
+        return not self._waits or self._event.done()
+
+    def _compare(self, messages: Sequence[Arriving]) -> None:
+        for message in messages:
+            assert message.compare is not None
+            message.compare()
+            self._drop(message)
 
 
 class DeviceMailbox(Mailbox):
@@ -299,7 +329,7 @@ class DeviceMailbox(Mailbox):
         """Return the conditions to wait for until all of ``messages`` are here and their headers can be read."""
         events: list[Ready] = []
         if messages and self.direct:
-            events.append(_Opening(self.streams, self._transport, list(messages)))
+            events.append(_Opening(self.streams, self._transport, list(messages), self._drop))
         return super().arrival(messages)._replace(events=events, poll=self.poll)
 
     def used(self, message: Any) -> None:

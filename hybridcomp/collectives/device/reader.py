@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Self
 
 from hybridcomp import wire
@@ -99,6 +100,32 @@ class DeviceReader(Carrier):
         assert isinstance(self._mail, DeviceMailbox)
         return self._mail
 
+    def foresee(self, message: Arriving, n: int, kind: DType) -> None:
+        """See :meth:`.Carrier.foresee`: then its values need not wait for the host to have read its header.
+
+        It is so where messages are of one length, and come with those of others, which look at what was foreseen before
+        the next ones leave.
+        """
+        codec, head = self.codec, self._head
+        if self.transport.joint is None or not self._direct or not codec.fixed_size or head is None:
+            return
+        payload = codec.bound(n, kind) - HEADER_BYTES
+        message.foreseen = Header(codec.wire_id, kind, n, payload, codec.params_hash), head
+        message.compare = partial(self._compare_foreseen, message, n, kind)
+
+    def _compare_foreseen(self, message: Arriving, n: int, kind: DType) -> None:
+        assert message.foreseen is not None
+        expected, beginning = message.foreseen
+        message.foreseen = None
+        with self._naming(message):
+            header, head = self._seen(message, n, kind)
+            driver_of(self.codec.wire_id).check(header, head)
+            if header != expected or not head.startswith(beginning):
+                raise WireError(
+                    f"{header.payload} bytes of payload that begin with {head[: len(beginning)].hex()}, where "
+                    f"{expected.payload} with {beginning.hex()} are expected"
+                )
+
     def _used(self, messages: Sequence[Arriving]) -> None:
         for message in messages:
             self._mailbox.used(message)
@@ -118,6 +145,9 @@ class DeviceReader(Carrier):
 
     def _see(self, message: Arriving, n: int, kind: DType) -> tuple[Header, bytes]:
         message.come(self.transport)
+        return self._seen(message, n, kind)
+
+    def _seen(self, message: Arriving, n: int, kind: DType) -> tuple[Header, bytes]:
         header, head = message.see()
         try:
             self.compare(header, n, message.peer, kind)

@@ -112,12 +112,16 @@ class StreamPair:
         """Start to copy pinned bytes to the device."""
         self.queue.upload(to, source)
 
-    def download(self, copies: Sequence[tuple[ByteArray, DeviceArray]]) -> Event:
+    def download(
+        self, copies: Sequence[tuple[ByteArray, DeviceArray]], then: Callable[[], None] | None = None
+    ) -> Event:
         """Start to copy from the device to pinned bytes, after the work that the streams have now.
 
         Args:
             copies: target and source of each copy, equally long; both must live until the returned event is done.
+            then: function to call once they are there; of a joint's pair alone, whose events are looked at in order.
         """
+        assert then is None
         self._runtime.follow(self._down, self.record())
         for to, source in copies:
             if to.size:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hybridcomp.arrays import DType
+from hybridcomp.arrays import ByteArray, DType
 from hybridcomp.codecs import LinearCodec
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.transport.pools import Pool
@@ -91,18 +91,28 @@ class Known(NamedTuple):
         counts: bytes to each rank in the backend's buffer.
         sizes: bytes from each rank there.
         carried: whether the backend carries anything of it, between any two ranks; the same on all.
+        heads: beginnings, with their tables, of what came from each rank in a device's memory; None where that is not
+            known.
     """
 
     counts: Sequence[int]
     sizes: Sequence[int]
     carried: bool
+    heads: Sequence[ByteArray] | None = None
 
 
 class _Flying(NamedTuple):
-    """An exchange under way: what the backend carries of it, if anything, and its number among those of this host."""
+    """An exchange under way.
+
+    Attributes:
+        carried: what the backend carries of it, if anything.
+        number: its number among those of this host.
+        entry: key of what is known of it, if anything is kept.
+    """
 
     carried: Exchange | None
     number: int
+    entry: Hashable
 
 
 class Batch:
@@ -129,11 +139,13 @@ class Batch:
             topology: topology of the group's ranks.
             known: what is known of exchanges, by plan and exchange; added to.
             pool: pool of buffers for messages.
-            timeout: seconds that it waits for a device.
+            timeout: seconds that it waits for a device's own work.
         """
         near = () if group.lanes is None else group.lanes.ranks
         self.transport = BatchTransport(topology, group.rank, pool, group.staging, near)
-        self._plan, self._group, self._known, self._timeout = plan, group, known, timeout
+        self._plan, self._group, self._known = plan, group, known
+        # Where the host does not wait for an exchange itself, the device's work has it within.
+        self._timeout = timeout + group.timeout * self.transport.direct
         self._left = plan.exchanges if group.size > 1 else 0
         self._operations: list[ExchangeOperation] = []
         self._error: BaseException | None = None
@@ -185,7 +197,10 @@ class Batch:
             self._break_off(error)
             return
         try:
-            self.transport.deliver(arrived, parcels)
+            known = self._known.get(exchange.entry)
+            heads = self.transport.deliver(arrived, parcels, None if known is None else known.heads)
+            if known is not None and known.heads is None and self.transport.direct and exchange.carried:
+                self._known[exchange.entry] = known._replace(heads=heads)
         except Exception as error:
             self.fail(error)
         self._run()
@@ -204,16 +219,22 @@ class Batch:
                     deadline = time.monotonic() + self._timeout
                 elif self.transport.joint.pending:
                     self.transport.joint.start()
+                elif not self.transport.joint.settled:
+                    self._pause(deadline)
                 elif not self.transport.unwritten and all(operation.on_messages for operation in active):
                     return
-                elif time.monotonic() > deadline:
-                    raise CollectiveTimeoutError(
-                        f"{active[0].what}: the device did not end its work within {self._timeout:g} s"
-                    )
                 else:
-                    time.sleep(_PAUSE)
+                    self._pause(deadline)
         except Exception as error:
             self.fail(error)
+
+    def _pause(self, deadline: float) -> None:
+        """Leave the device some time."""
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"{self._what}: the device did not end its work within {self._timeout:g} s"
+            )
+        time.sleep(_PAUSE)
 
     def _next(self) -> None:
         """Start the next exchange, if there is one."""
@@ -224,6 +245,7 @@ class Batch:
             if self._error is None:
                 for buffer in self._buffers:
                     self.transport.staging.give(buffer)
+                self.transport.close()
             self._release()
             return
         try:
@@ -264,7 +286,7 @@ class Batch:
         carried = self._carried(list(known.counts), list(known.sizes)) if known.carried else None
         if carried is None:
             self._pack(np.empty(0, np.uint8), list(known.counts))
-        return _Flying(carried, number)
+        return _Flying(carried, number, entry)
 
     def _handed_over(self) -> int:
         """Hand this host's ranks their messages; return the exchange's number among theirs."""

@@ -6,7 +6,7 @@ import itertools
 import secrets
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from hybridcomp.pmi.hosts import identity
 from hybridcomp.policy import Policy, load_policy
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.torch.exchange.lanes import Lanes, join_host
-from hybridcomp.torch.exchange.staging import DeviceStaging, Staging
+from hybridcomp.torch.exchange.staging import DeviceStaging
 from hybridcomp.torch.staging import home
 from hybridcomp.version import VERSION_BYTES, check_versions, packed_version
 
@@ -106,6 +106,7 @@ class ExchangeGroup:
         self.host_memory = "cpu" in devices
         self._device = torch.device("cpu") if self.host_memory else _own_device(group, devices[0])
         self.staging = _staging(self._device)
+        self._stream = None if self.staging is None else _stream_of(self._device, self.staging.stream)
 
     def keep(self, failed: object) -> None:
         """Keep what an exchange that failed writes to: until the group is aborted the backend may still do so."""
@@ -201,10 +202,11 @@ class ExchangeGroup:
     def sizes(self, counts: Sequence[int], *, failed: bool, carried: bool) -> Sizes:
         """Tell each rank how many bytes come from here, whether this one has failed, and has any for the backend."""
         flags = 2 * carried + failed
-        mine = torch.tensor([4 * n + flags for n in counts], dtype=torch.int64, device=self._device)
-        theirs = torch.empty_like(mine)
-        dist.all_to_all_single(theirs, mine, group=self._group)
-        said = theirs.tolist()
+        with _called_on(self._stream):
+            mine = torch.tensor([4 * n + flags for n in counts], dtype=torch.int64, device=self._device)
+            theirs = torch.empty_like(mine)
+            dist.all_to_all_single(theirs, mine, group=self._group)
+            said = theirs.tolist()
         failures = [rank for rank, n in enumerate(said) if n & 1]
         return Sizes([n >> 2 for n in said], failures, any(n & 2 for n in said))
 
@@ -218,11 +220,14 @@ class ExchangeGroup:
             recv: buffer of as many bytes as ``sizes`` say, in the same kind of memory.
             sizes: bytes from each rank.
         """
-        source, target = self._tensor(send), self._tensor(recv, room=True)
-        work = dist.all_to_all_single(
-            target, source, list(sizes), list(counts), group=self._group, async_op=True
-        )
-        return Exchange(work, source, target, recv, sizes)
+        # NCCL's stream follows the current one, which :meth:`Exchange.wait` has follow NCCL's. The default stream must
+        # be neither: the next gradients are computed there.
+        with _called_on(self._stream):
+            source, target = self._tensor(send), self._tensor(recv, room=True)
+            work = dist.all_to_all_single(
+                target, source, list(sizes), list(counts), group=self._group, async_op=True
+            )
+        return Exchange(work, source, target, recv, sizes, self._stream)
 
     def _tensor(self, buffer: Any, *, room: bool = False) -> torch.Tensor:
         """Return a tensor that the backend takes: a buffer's memory, a copy of it, or ``room`` for as many bytes."""
@@ -284,16 +289,29 @@ def _own_device(group: dist.ProcessGroup, kind: str) -> torch.device:
     return torch.device(kind, torch.cuda.current_device())
 
 
-def _staging(device: torch.device) -> Staging | None:
+def _staging(device: torch.device) -> DeviceStaging | None:
     """Return a device's memory for exchanges; None where messages are in host memory: no kernels run on the device."""
     if device.type != "cuda" or home(torch.empty(0, dtype=torch.uint8, device=device)) != device:
         return None
 
-    def make(nbytes: int) -> DeviceArray:
-        made: DeviceArray = flatten(torch.empty(nbytes, dtype=torch.uint8, device=device), device=True).data
+    def make(nbytes: int, stream: int) -> DeviceArray:
+        with _called_on(_stream_of(device, stream)):
+            memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        made: DeviceArray = flatten(memory, device=True).data
         return made
 
     return DeviceStaging(runtime_of(device.index), make)
+
+
+def _stream_of(device: torch.device, stream: int) -> Any:
+    """Return torch's object for a stream of a device."""
+    made: Any = torch.cuda.ExternalStream
+    return made(stream, device=device)
+
+
+def _called_on(stream: Any) -> AbstractContextManager[Any]:
+    """Return a context in which torch's work is put on a stream; None leaves it where it is, and CUDA untouched."""
+    return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def _timeout_of(group: dist.ProcessGroup) -> timedelta:
@@ -312,17 +330,25 @@ class Exchange:
     """An exchange under way."""
 
     def __init__(
-        self, work: Any, source: torch.Tensor, target: torch.Tensor, recv: Any, sizes: Sequence[int]
+        self,
+        work: Any,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        recv: Any,
+        sizes: Sequence[int],
+        stream: Any = None,
     ) -> None:
         self._work, self._source, self._target = work, source, target
-        self._recv, self._sizes = recv, sizes
+        self._recv, self._sizes, self._stream = recv, sizes, stream
 
     def wait(self) -> list[Any]:
-        """Return the bytes that each rank has sent, as views of the receive buffer."""
-        self._work.wait()
-        if isinstance(self._recv, DeviceArray):
-            torch.cuda.current_stream(self._target.device).synchronize()  # others read them
-        elif self._target.device.type != "cpu":
-            torch.from_numpy(self._recv).copy_(self._target)
+        """Return the bytes that each rank has sent, as views of the receive buffer.
+
+        In a device's memory they are there in the order of its staging's stream: the host does not wait.
+        """
+        with _called_on(self._stream):
+            self._work.wait()
+            if self._target.device.type != "cpu" and not isinstance(self._recv, DeviceArray):
+                torch.from_numpy(self._recv).copy_(self._target)
         ends = list(itertools.accumulate(self._sizes))
         return [self._recv[end - n : end] for end, n in zip(ends, self._sizes, strict=True)]

@@ -1,23 +1,27 @@
 """Copy messages to and from the buffers of exchanges: in host memory, or in the memory of a device.
 
 A backend that carries tensors of a device alone (NCCL) gets them there, and gives them there: of what the device has
-encoded only tables of lengths, and what the host reads of each message, come to host memory. Its streams and a
-message's are not the same, so the host waits for copies, once before messages leave and once when they have come.
+encoded only tables of lengths, and what the host reads of each message, come to host memory. The host waits for none
+of it: the stream that the backend's work is called from follows the one that gathers messages, and what reads them
+where they came follows the backend's.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from hybridcomp.arrays import ByteArray
-from hybridcomp.collectives.device.streams import callers_events, stream_pool
+from hybridcomp.codecs.device.messages import copy_bytes
+from hybridcomp.collectives.device.joint import Joint
+from hybridcomp.collectives.device.streams import stream_pool
 from hybridcomp.collectives.transport.pools import Pool
 from hybridcomp.device import ALIGNMENT, DeviceArray, Event, Queue, Runtime
 
+GATHERS = "gather"  # forks of a batch's queue that copy to, or from, an exchange's buffers
 Copies = Sequence[tuple[Any, Any]]
 """Targets and sources of one length each."""
 
@@ -67,35 +71,79 @@ class HostStaging(Staging):
 
 
 class DeviceStaging(Staging):
-    """The memory of a device."""
+    """The memory of a device.
 
-    def __init__(self, runtime: Runtime, make: Any) -> None:
+    Attributes:
+        runtime: the device.
+        stream: stream that the backend's work begins and ends in: it starts after what the stream has by then, and
+            what follows it there finds the bytes that came. All buffers are allocated in its order.
+    """
+
+    def __init__(self, runtime: Runtime, make: Callable[[int, int], DeviceArray]) -> None:
         """Take buffers from a function.
 
         Args:
             runtime: the device.
-            make: function that returns a :class:`DeviceArray` of so many bytes, in the order of its library's stream.
+            make: function that returns an array of so many bytes, allocated in a stream's order.
         """
         self._make = make
         self._pinned = stream_pool(runtime).pinned
-        stream, self._owner = runtime.new_stream()
-        self._runtime, self._queue = runtime, Queue(runtime, stream)
+        self.stream, self._owner = runtime.new_stream()
+        self.runtime, self._queue = runtime, Queue(runtime, self.stream)
 
     def room(self, nbytes: int) -> DeviceArray:
         """See :meth:`Staging.room`."""
-        made: DeviceArray = self._make(nbytes)
-        # Its memory may still be used by earlier work of the stream that it was allocated in.
-        for event in callers_events([made]):
-            self._runtime.follow(self._queue.stream, event)
-        return made
+        return self._make(nbytes, self.stream)
 
     def give(self, buffer: DeviceArray) -> None:
         """Do nothing: the library that has made it frees it."""
 
-    def clear(self, buffer: DeviceArray) -> None:
-        """Fill a buffer with zeros."""
-        if buffer.size:
-            self._runtime.fill(buffer.ptr, 0, buffer.size, self._queue.stream)
+    def gather(self, out: DeviceArray, copies: Copies, joint: Joint, queue: Queue) -> None:
+        """Start to copy bytes to an exchange's buffer, and zeros to all that is between them.
+
+        Nothing waits: the backend's work, which is called in the order of :attr:`stream`, finds them there.
+
+        Args:
+            out: the buffer.
+            copies: parts of it in their order, at multiples of 16 bytes, and what goes there: the device's bytes, or
+                the host's, which may change on return.
+            joint: work of the batch.
+            queue: queue of it.
+        """
+        if not out.size:
+            return
+        # The buffer's memory may still be used by earlier work of the stream that it was allocated in.
+        self.runtime.follow(queue.stream, self.runtime.record(self.stream))
+        if any(isinstance(source, DeviceArray) for _, source in copies):
+            _scatter(out, copies, joint, queue)
+        else:
+            whole = joint.pinned(out.size)
+            whole[:] = 0
+            for to, source in copies:
+                whole[to.ptr - out.ptr :][: source.size] = source
+            queue.upload(out, whole)
+        joint.start()
+        self.runtime.follow(self.stream, self.runtime.record(queue.stream))
+
+    def arrive(self, queue: Queue) -> None:
+        """Have later work of a queue follow the backend's, where it has been called for."""
+        self.runtime.follow(queue.stream, self.runtime.record(self.stream))
+
+    def fetch(self, parts: Sequence[DeviceArray], joint: Joint) -> list[ByteArray]:
+        """Return pinned memory that parts are copied to after what is recorded: see :meth:`.Joint.download`.
+
+        What lies side by side crosses at once.
+        """
+        nothing = np.empty(0, np.uint8)
+        found: dict[int, ByteArray] = {}
+        copies = []
+        for run in _side_by_side([(part, nothing) for part in parts]):
+            begin, nbytes = _extent(run)
+            pinned, first = joint.pinned(nbytes), run[0][0]
+            copies.append((pinned, DeviceArray(first.runtime, begin, nbytes, np.uint8, first.owner)))
+            found |= {part.ptr: pinned[part.ptr - begin :][: part.size] for part, _ in run}
+        joint.download(copies)
+        return [found[part.ptr] for part in parts]
 
     def copy(self, copies: Copies) -> None:
         """See :meth:`Staging.copy`.
@@ -121,12 +169,12 @@ class DeviceStaging(Staging):
             pinned[:nbytes] = 0
             for there, source in run:
                 pinned[there.ptr - begin :][: source.size] = source
-            self._runtime.copy(begin, pinned.ctypes.data, nbytes, self._queue.stream)
+            self.runtime.copy(begin, pinned.ctypes.data, nbytes, self._queue.stream)
             held.append(pinned)
         for run in _side_by_side(down):
             begin, nbytes = _extent(run)
             pinned = self._pinned.take(nbytes)
-            self._runtime.copy(pinned.ctypes.data, begin, nbytes, self._queue.stream)
+            self.runtime.copy(pinned.ctypes.data, begin, nbytes, self._queue.stream)
             late += [(to, pinned[there.ptr - begin :][: there.size]) for there, to in run]
             held.append(pinned)
         self._end().wait()
@@ -142,7 +190,33 @@ class DeviceStaging(Staging):
         return found
 
     def _end(self) -> Event:
-        return self._runtime.record(self._queue.stream)
+        return self.runtime.record(self._queue.stream)
+
+
+def _scatter(out: DeviceArray, copies: Copies, joint: Joint, queue: Queue) -> None:
+    """Record copies to a buffer as rows of one launch; what comes from the host crosses at once, with their table."""
+    held = [(to, source) for to, source in copies if not isinstance(source, DeviceArray)]
+    staged, there = joint.given(sum(_padded(source.size) for _, source in held))
+    staged[:] = 0
+    rows, at = [], 0
+    for to, source in held:
+        staged[at : at + source.size] = source
+        rows.append((to, there[at : at + source.size]))
+        at += _padded(source.size)
+    rows += [(to, source) for to, source in copies if isinstance(source, DeviceArray)]
+    zeros = joint.zero_words(ALIGNMENT // 4).view(np.uint8)
+    ends = [*(to.ptr for to, _ in copies[1:]), _end_of(out)]
+    for (to, _), end in zip(copies, ends, strict=True):
+        if _end_of(to) < end:  # padding must not carry what its memory held before
+            gap = out[_end_of(to) - out.ptr : end - out.ptr]
+            rows.append((gap, zeros[: gap.size]))
+    for to, source in rows:
+        row = queue.fork(GATHERS)
+        copy_bytes(row, source, to, source.size)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 Run = list[tuple[DeviceArray, ByteArray]]

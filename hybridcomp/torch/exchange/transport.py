@@ -6,14 +6,18 @@ import itertools
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from hybridcomp.arrays import ByteArray
+from hybridcomp.codecs.device.messages import copy_bytes
 from hybridcomp.collectives.device.joint import Joint
+from hybridcomp.collectives.device.streams import StreamPair
 from hybridcomp.collectives.transport.pools import Pool
 from hybridcomp.collectives.transport.transport import Transport
-from hybridcomp.device import DeviceArray
+from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.errors import MismatchError, RemoteError
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.torch.exchange.lanes import Parcel
@@ -26,7 +30,7 @@ from hybridcomp.torch.exchange.packing import (
     table_size,
     unpack,
 )
-from hybridcomp.torch.exchange.staging import DeviceStaging, HostStaging, Staging
+from hybridcomp.torch.exchange.staging import GATHERS, DeviceStaging, HostStaging, Staging
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +89,7 @@ class BatchTransport(Transport):
         self.joint = Joint()
         self.exchanges = 0
         self.unwritten = 0
+        self._pair: StreamPair | None = None
         self._numbers = itertools.count(1)
         self._sends: list[list[_Message]] = [[] for _ in topology.hosts]
         self._receives: list[dict[int, deque[_Message]]] = [{} for _ in topology.hosts]
@@ -140,12 +145,15 @@ class BatchTransport(Transport):
         return {peer: [(message.tag, message.data) for message in self._sends[peer]] for peer in self.near}
 
     def pack(self, out: Any) -> None:
-        """Write the queued messages, those to rank 0 first, and take all for sent."""
+        """Write the queued messages, those to rank 0 first, and take all for sent.
+
+        Those to one rank go in the order of their tags: devices make them ready in any, and where their sizes are the
+        same each time, all of the layout is.
+        """
         self.exchanges += 1
         at, copies = 0, []
-        if isinstance(self.staging, DeviceStaging):  # padding must not carry what its memory held before
-            self.staging.clear(out)
         for messages, nbytes in zip(self._sends, self.counts(), strict=True):
+            messages.sort(key=_tag_of)
             if nbytes:
                 table, extents = table_of([(message.tag, message.data.size) for message in messages])
                 copies.append((out[at : at + len(table)], np.frombuffer(table, np.uint8)))
@@ -154,7 +162,10 @@ class BatchTransport(Transport):
                     if not self.direct:
                         out[at + end : at + begin + padded(end - begin)] = 0
             at += nbytes
-        self.staging.copy(copies)
+        if isinstance(self.staging, DeviceStaging):
+            self.staging.gather(out, copies, self.joint, self._queue(self.staging))
+        else:
+            self.staging.copy(copies)
         for messages in self._sends:
             for message in messages:
                 message.done = True
@@ -171,52 +182,148 @@ class BatchTransport(Transport):
             messages.clear()
         self.staging.copy([(out, said)])
 
-    def deliver(self, arrived: Sequence[Any], parcels: Mapping[int, Parcel] | None = None) -> None:
+    def deliver(
+        self,
+        arrived: Sequence[Any],
+        parcels: Mapping[int, Parcel] | None = None,
+        heads: Sequence[ByteArray] | None = None,
+    ) -> Sequence[ByteArray]:
         """Hand the bytes of all ranks to the receives that wait for them; views of them are good until the batch ends.
+
+        Bytes in a device's memory are ordered after the backend's work, and messages that stay there can be read in
+        that order at once. Messages for the host come with what the device does next, and so do tables that are known.
 
         Args:
             arrived: bytes of each rank in the exchange's buffer.
             parcels: messages of each rank that is near.
+            heads: what the beginning of each rank's bytes has to be, with its table; None to read it first.
+
+        Returns:
+            The beginnings.
 
         Raises:
             WireError: the bytes are no packed messages.
             MismatchError: no receive waits for a message, or it has less room.
             RemoteError: a rank has failed.
         """
-        copies: list[tuple[Any, Any]] = []
-        delivered: list[_Message] = []
-        heads = self.staging.read(
-            [data[: self._head_bytes(peer, data.size)] for peer, data in enumerate(arrived)]
-        )
+        known, fetched = heads is not None, dict[int, ByteArray]()
+        if isinstance(self.staging, DeviceStaging):
+            self.staging.arrive(self._queue(self.staging))
+            if heads is not None:
+                fetched = self._expect(heads, arrived, self.staging)
+        if heads is None:
+            heads = self.staging.read(
+                [data[: self._head_bytes(peer, data.size)] for peer, data in enumerate(arrived)]
+            )
+        found, placed = [], []
         for peer, (head, data) in enumerate(zip(heads, arrived, strict=True)):
-            waiting = self._receives[peer]
             here = (parcels or {}).get(peer)
             if here is None:
-                whole = head if head.size == data.size else data
-                here = [(tag, whole[begin:end]) for tag, begin, end in unpack(head, data.size)]
-            for tag, raw in here:
-                if tag == FAILED:
-                    (said,) = [raw] if isinstance(raw, np.ndarray) else self.staging.read([raw])
-                    raise RemoteError(f"rank {peer} has failed: {bytes(said).decode(errors='replace')}")
-                queue = waiting.get(tag)
-                if not queue or raw.size > queue[0].data.size:
-                    room = f"has room for {queue[0].data.size}" if queue else "expects none"
-                    raise MismatchError(
-                        f"rank {peer} sent a message of {raw.size} bytes by tag {tag}, rank {self.rank} {room}"
-                    )
-                message = queue.popleft()
-                delivered.append(message)
-                if message.elsewhere and isinstance(raw, DeviceArray) == isinstance(
-                    message.data, DeviceArray
-                ):
+                whole = fetched.get(peer, data if known or head.size < data.size else head)
+                extents = unpack(head, data.size)
+                here = [(tag, whole[begin:end]) for tag, begin, end in extents]
+                found.append(head[: table_size(len(extents))])
+            else:
+                found.append(head)
+            placed += [(self._taken(peer, tag, raw), raw, peer in fetched) for tag, raw in here]
+        self._put(placed)
+        return found
+
+    def _taken(self, peer: int, tag: int, raw: Any) -> _Message:
+        """Take the receive that waits for a message out of its queue."""
+        if tag == FAILED:
+            (said,) = [raw] if isinstance(raw, np.ndarray) else self.staging.read([raw])
+            raise _failure(peer, said)
+        queue = self._receives[peer].get(tag)
+        if not queue or raw.size > queue[0].data.size:
+            room = f"has room for {queue[0].data.size}" if queue else "expects none"
+            raise MismatchError(
+                f"rank {peer} sent a message of {raw.size} bytes by tag {tag}, rank {self.rank} {room}"
+            )
+        return queue.popleft()
+
+    def _put(self, placed: Sequence[tuple[_Message, Any, bool]]) -> None:
+        """Put messages where they are waited for: they stay where they are, or are copied.
+
+        Args:
+            placed: for each its receive, its bytes, and whether these are still to come.
+        """
+        copies: list[tuple[Any, Any]] = []
+        late: list[tuple[_Message, ByteArray]] = []
+        far: list[tuple[_Message, DeviceArray]] = []
+        for message, raw, coming in placed:
+            ours, theirs = isinstance(message.data, DeviceArray), isinstance(raw, DeviceArray)
+            if theirs and not ours:
+                far.append((message, raw))
+            elif coming:
+                late.append((message, raw))
+            else:
+                if message.elsewhere and ours == theirs:
                     message.data = raw
-                    continue
-                message.data = message.data[: raw.size]
-                copies.append((message.data, raw))
+                else:
+                    message.data = message.data[: raw.size]
+                    copies.append((message.data, raw))
+                message.done = True
         if copies:
             self.staging.copy(copies)
-        for message in delivered:
-            message.done = True
+        if far:
+            assert isinstance(self.staging, DeviceStaging)
+            parts = self.staging.fetch([raw for _, raw in far], self.joint)
+            late += [(message, part) for (message, _), part in zip(far, parts, strict=True)]
+        if late:
+            self.joint.download((), partial(_come, late))
+
+    def close(self) -> None:
+        """End the work on a device: nothing of it is under way."""
+        if self._pair is not None:
+            self._pair.give()
+            self._pair = None
+
+    def _queue(self, staging: DeviceStaging) -> Queue:
+        """Return the queue of what exchanges copy in a device's memory, beside those of the operations."""
+        if self._pair is None:
+            self._pair = self.joint.pair(staging.runtime, ())
+        return self._pair.queue
+
+    def _expect(
+        self, heads: Sequence[ByteArray], arrived: Sequence[Any], staging: DeviceStaging
+    ) -> dict[int, ByteArray]:
+        """Compare the beginnings of what has come with those that are expected, once the host has them.
+
+        Returns:
+            Host memory that all bytes come to of the ranks whose messages are for the host alone.
+        """
+        queue = self._queue(staging)
+        came: dict[int, ByteArray] = {}
+        alone = [
+            peer
+            for peer, data in enumerate(arrived)
+            if data.size and self._head_bytes(peer, data.size) == data.size
+        ]
+        fetched = dict(zip(alone, staging.fetch([arrived[peer] for peer in alone], self.joint), strict=True))
+        shown: list[tuple[ByteArray, DeviceArray]] = []
+        for peer, (head, data) in enumerate(zip(heads, arrived, strict=True)):
+            if peer in fetched:
+                came[peer] = fetched[peer]
+            elif head.size:
+                place, came[peer] = queue.shown(head.size), self.joint.pinned(head.size)
+                copy_bytes(queue.fork(GATHERS), data, place, head.size)
+                shown.append((came[peer], place))
+        if came:
+            self.joint.download(shown, partial(self._compare, heads, came, arrived))
+        return fetched
+
+    def _compare(
+        self, heads: Sequence[ByteArray], came: Mapping[int, ByteArray], arrived: Sequence[Any]
+    ) -> None:
+        for peer, part in came.items():
+            if np.array_equal(part[: heads[peer].size], heads[peer]):
+                continue
+            (whole,) = self.staging.read([arrived[peer]])
+            for tag, begin, end in unpack(whole, whole.size):
+                if tag == FAILED:
+                    raise _failure(peer, whole[begin:end])
+            raise MismatchError(f"rank {peer} sent rank {self.rank} messages unlike those of earlier batches")
 
     def _head_bytes(self, peer: int, nbytes: int) -> int:
         """Return the bytes at the beginning of a rank's that hold its table: all of them, where the host takes all."""
@@ -226,3 +333,22 @@ class BatchTransport(Transport):
         if not [message for message in waiting if isinstance(message.data, DeviceArray)]:
             return nbytes
         return min(nbytes, table_size(len(waiting)))
+
+
+def _come(late: Sequence[tuple[_Message, ByteArray]]) -> None:
+    """Hand over messages whose bytes have come."""
+    for message, part in late:
+        if message.elsewhere:
+            message.data = part
+        else:
+            message.data = message.data[: part.size]
+            message.data[:] = part
+        message.done = True
+
+
+def _tag_of(message: _Message) -> int:
+    return message.tag
+
+
+def _failure(peer: int, said: ByteArray) -> RemoteError:
+    return RemoteError(f"rank {peer} has failed: {bytes(said).decode(errors='replace')}")

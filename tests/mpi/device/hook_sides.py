@@ -24,6 +24,7 @@ from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.torch.exchange.communicator import TorchCommunicator
 from hybridcomp.torch.exchange.group import Sizes
+from hybridcomp.torch.exchange.packing import table_size, unpack
 from hybridcomp.torch.exchange.staging import DeviceStaging
 from hybridcomp.torch.hook import plan
 from hybridcomp.torch.hook.counts import Counts
@@ -60,7 +61,8 @@ class Exchanges:
 
     backend = "mpi"
     levels = 1
-    staging: DeviceStaging | None = None
+    timeout = 60.0
+    staging: Any = None
     lanes = None
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -119,27 +121,42 @@ class OnDevice(Exchanges):
         self.staging = DeviceStaging(runtime(), self._room)
 
     @staticmethod
-    def _room(nbytes: int) -> DeviceArray:
+    def _room(nbytes: int, stream: int) -> DeviceArray:
         return flatten(to_device(np.full(nbytes, 0xA5, np.uint8), DType.UINT8), device=True).data
 
     def start(self, send: Any, counts: Sequence[int], recv: Any, sizes: Sequence[int]) -> Exchange:
+        """Start after the work of the staging's stream, as NCCL does, on a stream of its own."""
         queue = Queue(runtime(), runtime().new_stream()[0])
+        runtime().follow(queue.stream, runtime().record(self.staging.stream))
         self.kinds.add(type(send).__name__)
         self.read += bool(send.size)
         self.written += any(sizes)
-        started = super().start(queue.read(send), counts, np.empty(sum(sizes), np.uint8), sizes)
-        return Uploaded(started, recv, queue)
+        here = queue.read(send)
+        for end, count in zip(itertools.accumulate(counts), counts, strict=True):
+            part = here[end - count : end].copy()
+            for _, begin, stop in unpack(part, count):
+                part[begin:stop] = 0
+            self.stale += bool(part[table_size(len(unpack(part, count))) :].any())
+        started = super().start(here, counts, np.empty(sum(sizes), np.uint8), sizes)
+        return Uploaded(started, recv, queue, self.staging.stream)
 
     kinds: ClassVar[set[str]] = set()
+    stale = 0  # parts whose padding carries what the memory held before
 
 
 class Uploaded:
-    def __init__(self, exchange: Exchange, recv: DeviceArray, queue: Queue) -> None:
-        self.exchange, self.recv, self.queue = exchange, recv, queue
+    """An exchange whose bytes come to the device after the host has been told that they do, as NCCL's."""
+
+    def __init__(self, exchange: Exchange, recv: DeviceArray, queue: Queue, stream: int) -> None:
+        self.exchange, self.recv, self.queue, self.stream = exchange, recv, queue, stream
 
     def wait(self) -> list[Any]:
         parts = self.exchange.wait()
-        self.queue.write(self.recv, np.concatenate(parts))
+        nbytes = sum(part.size for part in parts)
+        self.pinned = runtime().pinned(max(nbytes, 1))[:nbytes]
+        np.concatenate(parts, out=self.pinned)
+        self.queue.upload(self.recv, self.pinned)
+        runtime().follow(self.stream, runtime().record(self.queue.stream))
         ends = np.cumsum([part.size for part in parts]).tolist()
         return [self.recv[end - part.size : end] for end, part in zip(ends, parts, strict=True)]
 
