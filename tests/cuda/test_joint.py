@@ -237,7 +237,7 @@ def test_memory_lives_until_its_work_starts():
 @pytest.mark.parametrize("module", TABLE_FORMS)
 def test_every_form_with_a_table_is_there(module):
     suffixes = {"encode_q": "4_f32", "feedback_q": "8_bf16", "decode_plain": "_f32_f16", "decode_sum": "_f64"}
-    ends = {"convert_": "f16_f32_add", "divide_": "f64"}
+    ends = {"convert_": "f16_f32_add", "divide_": "f64", "sum_": "bf16_f64"}
     for begin in TABLE_FORMS[module]:
         sized = module.startswith("sparse_") and begin not in ("sparse_mean_square_", "sparse_fit_sample_")
         plain = "32" if sized else "f32"

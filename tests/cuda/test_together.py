@@ -14,6 +14,7 @@ from tests.codecs.common import FLOATS, accumulator
 from tests.cuda import common
 
 SPECS = ["sign", "sign:block=24", "fp8", "fp8:e5m2,block=200", "mxfp8", "mxfp8:e5m2", "mxfp4"]
+CASTS = ["none", "fp16", "bf16"]
 
 
 def check(specs: list[str], n: int, dtypes: list[str], *, offset: int = 0) -> None:
@@ -42,7 +43,7 @@ def check(specs: list[str], n: int, dtypes: list[str], *, offset: int = 0) -> No
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SPECS + CASTS)
 def test_sums(spec: str, dtype: str) -> None:
     # Codes of mxfp8 begin at each address modulo 4, and end just after a whole chunk; eight messages are one pass.
     sizes = [0, 1, 255, 256, 257, 512, 515, 1024, 1024 + 32, 1024 + 64, 1024 + 96, 2100]
@@ -50,7 +51,7 @@ def test_sums(spec: str, dtype: str) -> None:
         check([spec] * peers, n, [dtype] * peers)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", SPECS + CASTS)
 def test_unaligned_and_of_several_types(spec: str) -> None:
     check([spec] * 3, 1000, ["float32", "bfloat16", "float16"], offset=4)
     check([spec] * 2, 1000, ["float64", "float64"], offset=8)
@@ -59,12 +60,14 @@ def test_unaligned_and_of_several_types(spec: str) -> None:
 def test_unlike_messages() -> None:
     check(["sign:block=64", "sign:block=128"], 1000, ["float32"] * 2)
     check(["fp8", "fp8:e5m2"], 1000, ["float16"] * 2)
+    check(["none"] * 2, 1000, ["float16", "bfloat16"])
 
 
-def test_damage_stops_a_sum() -> None:
+@pytest.mark.parametrize("spec", ["fp8", "none"])
+def test_damage_stops_a_sum(spec: str) -> None:
     """Nothing is added once the queue's status is set."""
     x = common.values("gaussian", 700, "float32")
-    message = hc.get_codec("fp8").encode(x)
+    message = hc.get_codec(spec).encode(x)
     total = common.to_device(np.ones(700, np.float32))
     queue = Queue(common.runtime(), 0)
     queue.write(queue.status, np.array([1], np.uint32))
@@ -72,7 +75,7 @@ def test_damage_stops_a_sum() -> None:
     payload = flatten(common.to_device(message), device=True).data[32:]
     out = flatten(total, device=True).data
     driver_of(header.codec).decode_sum(
-        [header], [message[32:].tobytes()], [payload], out, header.dtype, queue
+        [header] * 2, [message[32:].tobytes()] * 2, [payload] * 2, out, header.dtype, queue
     )
     assert np.all(common.to_host(total) == 1)
 

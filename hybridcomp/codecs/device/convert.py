@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs.base import Codec
-from hybridcomp.codecs.device.driver import Driver
+from hybridcomp.codecs.device.driver import Driver, suffix
 from hybridcomp.codecs.device.messages import convert
+from hybridcomp.codecs.device.together import add_all, alike
 from hybridcomp.device import DeviceArray, Queue
 from hybridcomp.wire import Header
 
@@ -44,6 +46,22 @@ class _CastDriver(Driver):
         queue: Queue,
     ) -> None:
         convert(queue, payload, self._stored(header.dtype), out, dtype, header.count, add=add)
+
+    def decode_sum(
+        self,
+        headers: Sequence[Header],
+        heads: Sequence[bytes],
+        payloads: Sequence[DeviceArray],
+        acc: DeviceArray,
+        dtype: DType,
+        queue: Queue,
+    ) -> None:
+        kinds = {self._stored(header.dtype) for header in headers}
+        if len(headers) > 1 and len(kinds) == 1 and alike(headers, [b""], dtype):  # payloads have no prefix
+            kernel = f"sum_{suffix(kinds.pop())}_{suffix(dtype)}"
+            add_all(queue, "convert", kernel, (), payloads, acc)
+        else:
+            super().decode_sum(headers, heads, payloads, acc, dtype, queue)
 
 
 class NoneDriver(_CastDriver):

@@ -80,7 +80,7 @@ class _MinifloatDriver(Driver):
     ) -> None:
         if alike(headers, heads, dtype):
             block, form = _PREFIX.unpack_from(heads[0])
-            add_all(queue, self.module, f"sum_{_FORMATS[form]}_{suffix(dtype)}", block, payloads, acc)
+            add_all(queue, self.module, f"sum_{_FORMATS[form]}_{suffix(dtype)}", (block,), payloads, acc)
         else:
             super().decode_sum(headers, heads, payloads, acc, dtype, queue)
 

@@ -62,6 +62,6 @@ class SignDriver(Driver):
     ) -> None:
         if alike(headers, heads, dtype):
             block, _ = _PREFIX.unpack_from(heads[0])
-            add_all(queue, "sign", f"sign_sum_{suffix(dtype)}", block, payloads, acc)
+            add_all(queue, "sign", f"sign_sum_{suffix(dtype)}", (block,), payloads, acc)
         else:
             super().decode_sum(headers, heads, payloads, acc, dtype, queue)

@@ -25,13 +25,26 @@ def alike(headers: Sequence[Header], heads: Sequence[bytes], dtype: DType) -> bo
 
 
 def add_all(
-    queue: Queue, module: str, kernel: str, block: int, payloads: Sequence[DeviceArray], acc: DeviceArray
+    queue: Queue,
+    module: str,
+    kernel: str,
+    form: tuple[int, ...],
+    payloads: Sequence[DeviceArray],
+    acc: DeviceArray,
 ) -> None:
-    """Add the values of messages that are :func:`alike` to ``acc``, one after the other."""
+    """Add the values of messages that are :func:`alike` to ``acc``, one after the other.
+
+    Args:
+        queue: queue to launch on.
+        module, kernel: kernel of sums.
+        form: what it has to know of the messages' layout.
+        payloads: payloads of the messages.
+        acc: array to add to.
+    """
     blocks = queue.blocks(-(-acc.size // _ELEMENTS), _THREADS // 32, _WAVES)
     for at in range(0, len(payloads), _PEERS):
         some = payloads[at : at + _PEERS]
         messages = [*some, *[None] * (_PEERS - len(some))]
         queue.launch(
-            module, kernel, blocks, _THREADS, acc, acc.size, block, len(some), queue.status, *messages
+            module, kernel, blocks, _THREADS, acc, acc.size, *form, len(some), queue.status, *messages
         )

@@ -23,7 +23,7 @@ _BLOCK = ("encode_q", "feedback_q", "decode_plain", "decode_sum")
 # Kernels that have a form with a table, by module: beginnings of their names.
 TABLE_FORMS: dict[str, tuple[str, ...]] = {
     "message": ("message_seal", "message_open"),
-    "convert": ("copy_bytes", "convert_"),
+    "convert": ("copy_bytes", "convert_", "sum_"),
     "sums": ("divide_",),
     "block8": _BLOCK,
     "block4": _BLOCK,
