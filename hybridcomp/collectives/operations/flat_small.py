@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hybridcomp.arrays import ByteArray, Flat
+from hybridcomp.codecs.device.messages import copy_bytes
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coalesced import Coalesced
@@ -18,9 +19,11 @@ from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.operations.flat_parts import Together
 from hybridcomp.collectives.starting import Operands, OperationStarter, Started
 from hybridcomp.collectives.stats import allreduce_bytes
+from hybridcomp.cuda import prepare_in_turn
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice
 
+_GATHERS = "gather"  # forks of a queue that put parts side by side, or back
 SMALL = Choice(NONE, None, "small")
 
 
@@ -35,7 +38,7 @@ def allreduce_small(
 
     The rank that adds up an element, and so the bits of the result, depend on the element's place in its part alone.
     Parts on a device are copied to the host: one copy for each part, where shards side by side would take one for each
-    rank.
+    rank; of operations that travel together, one copy of parts that a kernel puts side by side.
 
     Args:
         comm: starter of the operation.
@@ -69,7 +72,10 @@ def allreduce_small(
             yield from summed(carrier, Coalesced(arrays, comm.size))
 
     reserved = comm.reserve()
-    after = callers_events(arrays) if isinstance(data.data, DeviceArray) else []
+    after = []
+    if isinstance(data.data, DeviceArray):
+        prepare_in_turn(("convert",), data.data.runtime)
+        after = callers_events(arrays)
     return comm.start_carried(run, NONE, call, Operands(data, data))
 
 
@@ -82,16 +88,28 @@ def _on_host(
     """Run steps on host copies of a device's arrays, and copy the values back to the arrays."""
     streams = pair_for(joint, arrays[0].runtime, after)
     pool = streams.pool.pinned
-    staged = pool.take(sum(_aligned(array.nbytes) for array in arrays))
-    copies: list[tuple[ByteArray, DeviceArray]] = []
+    nbytes = sum(_aligned(array.nbytes) for array in arrays)
+    staged = pool.take(nbytes)
+    parts: list[tuple[ByteArray, DeviceArray]] = []
+    spans: list[slice] = []
     at = 0
     for array in arrays:
-        copies.append((staged[at : at + array.nbytes], array.view(np.uint8)))
+        spans.append(slice(at, at + array.nbytes))
+        parts.append((staged[spans[-1]], array.view(np.uint8)))
         at += _aligned(array.nbytes)
+    copies, beside = parts, None
+    if joint is not None:
+        beside = streams.queue.empty(nbytes)
+        for span, (_, there) in zip(spans, parts, strict=True):
+            copy_bytes(streams.queue.fork(_GATHERS), there, beside[span], there.size)
+        copies = [(staged[:nbytes], beside)]
     yield Pending([], [], events=[streams.download(copies)])
-    yield from run([here.view(array.dtype) for (here, _), array in zip(copies, arrays, strict=True)])
+    yield from run([here.view(array.dtype) for (here, _), array in zip(parts, arrays, strict=True)])
     for here, there in copies:
         streams.upload(there, here)
+    if beside is not None:
+        for span, (_, there) in zip(spans, parts, strict=True):
+            copy_bytes(streams.queue.fork(_GATHERS), beside[span], there, there.size)
     yield Pending([], [], events=[streams.record()])
     pool.give(staged)
     streams.give()
