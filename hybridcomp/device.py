@@ -181,6 +181,9 @@ class Queue:
         """
         return self
 
+    def after(self, other: Queue) -> None:
+        """Have later work of this queue follow what another one of the same stream has now."""
+
     def start(self) -> None:
         """Start the work that has been put on the queue, where it is only recorded."""
 

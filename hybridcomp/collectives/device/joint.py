@@ -147,6 +147,11 @@ class JointQueue(Queue):
         self._forks.append((kind, child))
         return child
 
+    def after(self, other: Queue) -> None:
+        """See :meth:`Queue.after`."""
+        assert isinstance(other, JointQueue)
+        self._last = [*self._last, *other._ends()]
+
     def start(self) -> None:
         """See :meth:`Queue.start`."""
         self._joint.start()

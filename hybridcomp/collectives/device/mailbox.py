@@ -36,7 +36,7 @@ from hybridcomp.collectives.execution.steps import Pending, Ready, Steps
 from hybridcomp.collectives.stats import Call
 from hybridcomp.collectives.transport.mailbox import Incoming, Mailbox
 from hybridcomp.collectives.transport.transport import Transport
-from hybridcomp.device import DeviceArray, Event
+from hybridcomp.device import DeviceArray, Event, Queue
 from hybridcomp.errors import WireError
 from hybridcomp.wire import Header
 
@@ -162,6 +162,7 @@ class Arriving(Incoming):
         foreseen: header and beginning of the payload that it must have, where these are known before it comes; what
             has come is compared with them before anything of it leaves, or the operation ends.
         compare: function that compares such a message, of which ``opened`` is there, with them.
+        opening: queue of the kernel that checks it in the device's memory.
         users: number of uses that still need the buffer: the decoder, and each time that it is sent on.
     """
 
@@ -170,6 +171,7 @@ class Arriving(Incoming):
     opened: ByteArray | None = None
     foreseen: tuple[Header, bytes] | None = None
     compare: Callable[[], None] | None = None
+    opening: Queue | None = None
     users: int = 1
 
     def wire(self) -> Any:
@@ -257,6 +259,7 @@ class _Opening:
                 message.opened = self._streams.pool.pinned.take(OPENED_BYTES)
                 queue = self._streams.queue.fork(DECODES)
                 opened = open_message(queue, message.buffer, queue.shown(OPENED_BYTES))
+                message.opening = queue
                 copies.append((message.opened[:OPENED_BYTES], opened))
                 if message.foreseen is not None:
                     message.users += 1  # until it is compared
