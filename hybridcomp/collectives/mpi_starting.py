@@ -20,7 +20,7 @@ from hybridcomp.collectives.engine.programs import running
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.post_queue import PostTicket
 from hybridcomp.collectives.execution.progress import Request, engine
-from hybridcomp.collectives.execution.steps import Ready, Steps
+from hybridcomp.collectives.execution.steps import Pending, Ready, Steps
 from hybridcomp.collectives.figures import Figures
 from hybridcomp.collectives.gathering import gather
 from hybridcomp.collectives.session import Session
@@ -87,11 +87,12 @@ class MpiStarter(Session, OperationStarter[Request]):
     ) -> Steps:
         """Sum an array over the ranks: see :meth:`.OperationStarter.sum_array`."""
         if self._programs is None:
-            yield from super().sum_array(carrier, flat, key, algorithm, reserved)
-        elif flat.size:
-            # Messages are framed, by the codec ``none``, where an algorithm is asked for.
-            key = key._replace(compresses=algorithm is not None and not key.fold)
-            yield from running(self._programs.find(key, algorithm), reserved, flat, flat, carrier)
+            return super().sum_array(carrier, flat, key, algorithm, reserved)
+        if not flat.size:
+            return (Pending([], []) for _ in ())
+        # Messages are framed, by the codec ``none``, where an algorithm is asked for.
+        key = key._replace(compresses=algorithm is not None and not key.fold)
+        return running(self._programs.find(key, algorithm), reserved, carrier, flat, flat)
 
     def _execute(
         self,
@@ -110,7 +111,7 @@ class MpiStarter(Session, OperationStarter[Request]):
         first = self._programs.reserve()
         call.memory = "host"
         return self.start_carried(
-            lambda carrier, s, r, memory: running(program, first, s, r, carrier, memory, codec=codec),
+            functools.partial(running, program, first, codec=codec),
             codec,
             call,
             operands,

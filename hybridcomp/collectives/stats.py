@@ -272,13 +272,11 @@ class Call(StatRow):
     ) -> None:
         super().__init__(axis, op, codec, reason, 1, raw_bytes, plain_bytes)
         self._recorder = trace.recorder
-        if self._recorder is None:
-            self._encoding = Clock()
-            self._decoding = Clock()
-        else:
+        # Where the compiled engine encodes and decodes, as a rule, there is nothing for Python to time.
+        self._encoding: Clock | None = None
+        self._decoding: Clock | None = None
+        if self._recorder is not None:
             self._parts: list[trace.Part] = []
-            self._encoding = TracedClock("encode", self._parts)
-            self._decoding = TracedClock("decode", self._parts)
         self.about = about
         self.carries = 1
         self.kinds: Sequence[Kind] = ()
@@ -299,11 +297,18 @@ class Call(StatRow):
 
     def encoding(self) -> Clock:
         """Count the time inside as encoding."""
+        if self._encoding is None:
+            self._encoding = self._clock("encode")
         return self._encoding
 
     def decoding(self) -> Clock:
         """Count the time inside as decoding."""
+        if self._decoding is None:
+            self._decoding = self._clock("decode")
         return self._decoding
+
+    def _clock(self, name: str) -> Clock:
+        return Clock() if self._recorder is None else TracedClock(name, self._parts)
 
     def tally(self, counts: Tally, intervals: Sequence[tuple[str, float, float]]) -> None:
         """Count the work of the compiled engine."""
@@ -311,8 +316,8 @@ class Call(StatRow):
         self.wire_bytes += wire
         self.shared_bytes += shared
         self.between_bytes += between
-        self._encoding.seconds += encoding
-        self._decoding.seconds += decoding
+        self.encode_seconds += encoding
+        self.decode_seconds += decoding
         if self._recorder is not None:
             self._parts.extend(intervals)
             self._parts.sort(key=itemgetter(1))  # among the intervals of Python's encoding and decoding
@@ -320,8 +325,10 @@ class Call(StatRow):
     def close(self) -> None:
         """End the operation: add up its seconds, and record it where it is traced."""
         ended = time.perf_counter()
-        self.encode_seconds = self._encoding.seconds
-        self.decode_seconds = self._decoding.seconds
+        if self._encoding is not None:
+            self.encode_seconds += self._encoding.seconds
+        if self._decoding is not None:
+            self.decode_seconds += self._decoding.seconds
         self.wire_seconds = max(0.0, ended - self.began - self.encode_seconds - self.decode_seconds)
         if self._recorder is not None:
             root = self.about.get("root")

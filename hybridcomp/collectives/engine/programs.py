@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hybridcomp import trace
@@ -38,16 +38,17 @@ class Programs:
     Args:
         group: group of the engine.
         schedules: schedules of the communicator.
+
+    Attributes:
+        reserve: function that reserves the numbers of an operation's messages: to be called in program order, before
+            anything delays the operation's start.
     """
 
     def __init__(self, group: Any, schedules: Schedules) -> None:
         self.group = group
+        self.reserve: Callable[[], int] = group.reserve
         self._schedules = schedules
         self._programs: dict[tuple[Any, ...], Any] = {}
-
-    def reserve(self) -> int:
-        """Reserve the numbers of an operation's messages: in program order, before anything delays its start."""
-        return int(self.group.reserve())
 
     def find(self, key: OperationKey, algorithm: str | None = None, *, alone: bool = False) -> Any:
         """Return the program of an operation; None where the engine does not run it.
@@ -206,9 +207,9 @@ def _asks_python(key: OperationKey) -> bool:
 def running(
     program: Any,
     first: int,
+    carrier: Carrier,
     send: Flat | None,
     recv: Flat | None,
-    carrier: Carrier,
     memory: Memory | JoinedMemory | None = None,
     *,
     codec: Codec | None = None,
@@ -218,8 +219,8 @@ def running(
     Args:
         program: result of :meth:`Programs.find`.
         first: first of the message numbers that the group has reserved for the run.
-        send, recv: the arrays; None where the program uses none.
         carrier: carrier of the operation, with the codec of the step.
+        send, recv: the arrays; None where the program uses none.
         memory: error-feedback memory; None for none.
         codec: codec that the program was compiled for; None for the carrier's.
 

@@ -168,7 +168,8 @@ class Request(Completion):
             if pending.poll is not None:
                 moved = pending.poll()
             run = pending.run
-            if self._here(pending) if run is None else run.done():
+            # Before the first step there is nothing to wait for.
+            if pending is _NOTHING or (self._here(pending) if run is None else run.done()):
                 moved = True
                 self.pending = next(self._steps)
                 self.arrived = 0

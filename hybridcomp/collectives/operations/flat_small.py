@@ -49,7 +49,8 @@ def allreduce_small(
     """
     nbytes = together.size * data.dtype.itemsize
     about = {"count": together.size, "dtype": data.dtype, "reduction": reduction, "name": together.names}
-    call = comm.new_call("all_reduce", choice, nbytes, allreduce_bytes(nbytes, comm.size), **about)
+    ranks = comm.size
+    call = comm.new_call("all_reduce", choice, nbytes, allreduce_bytes(nbytes, ranks), **about)
     call.carries = len(together.parts)
     arrays: list[Any] = [data.data[part.start : part.start + part.size] for part in together.parts]
 
@@ -62,14 +63,9 @@ def allreduce_small(
 
     def run(carrier: Carrier, _send: Any, _recv: Any, _memory: Any) -> Steps:
         if isinstance(data.data, DeviceArray):
-            yield from _on_host(
-                carrier.transport.joint,
-                arrays,
-                after,
-                lambda here: summed(carrier, Coalesced(here, comm.size)),
-            )
-        else:
-            yield from summed(carrier, Coalesced(arrays, comm.size))
+            joint = carrier.transport.joint
+            return _on_host(joint, arrays, after, lambda here: summed(carrier, Coalesced(here, ranks)))
+        return summed(carrier, Coalesced(arrays, ranks))
 
     reserved = comm.reserve()
     after = []

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -29,6 +30,8 @@ from hybridcomp.torch.hook.plan import Piece, Split
 if TYPE_CHECKING:
     from hybridcomp.collectives.starting import OperationStarter
     from hybridcomp.collectives.stats import Call
+
+_is_done = attrgetter("done")
 
 
 class Follows(Protocol):
@@ -63,6 +66,7 @@ class Operations(abc.ABC):
         target = staging.Target(buffer.detach(), load=True)
         values = memory_of(target.data)
         averaging = Averaging(buffer, target, self._counts)
+        self._note_started(averaging.requests)
         self.start(averaging, values, split, step, joins=_joins(buffer))
         averaging.all_started()
         return averaging
@@ -94,15 +98,15 @@ class Operations(abc.ABC):
         """Say that no further bucket follows in this step."""
 
     @abc.abstractmethod
-    def _batches(self, split: Split, dtype: DType) -> Iterator[tuple[Split, AbstractContextManager[None]]]:
-        """Yield the pieces that are started together, and the context to start them in."""
+    def _batches(self, split: Split, dtype: DType) -> Iterable[tuple[Split, AbstractContextManager[None]]]:
+        """Return the pieces that are started together, and the context to start them in."""
 
     @abc.abstractmethod
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
         """Start to average one piece."""
 
-    def _note_started(self, request: Any) -> None:  # noqa: B027  (most need not know)
-        """Take notice of a started operation."""
+    def _note_started(self, requests: Sequence[Any]) -> None:  # noqa: B027  (most need not know)
+        """Take notice of a bucket's operations, which start now."""
 
     def note(self, call: Call) -> None:
         """Take notice of an operation's statistics when it starts; for the communicator's ``on_start``."""
@@ -141,7 +145,6 @@ class Operations(abc.ABC):
     def _follow(self, bucket: Follows, request: Any) -> None:
         call, self._call = self._call, None
         assert call is not None
-        self._note_started(request)
         bucket.follow(request, call)
 
 
@@ -156,7 +159,7 @@ class MpiOperations(Operations):
     def __init__(self, comm: Any, counts: Counts) -> None:
         """Start operations on a communicator of MPI's, and count them."""
         super().__init__(comm, counts)
-        self._flying: list[Any] = []  # requests
+        self._flying: list[Sequence[Any]] = []  # each bucket's requests
 
     def flush(self) -> None:
         """Have the engine of autograd wait for all started operations; the futures tell how they ended.
@@ -167,17 +170,17 @@ class MpiOperations(Operations):
             torch.autograd.Variable._execution_engine.queue_callback(self._wait)
 
     def _wait(self) -> None:
-        requests, self._flying = self._flying, []
-        for request in requests:
-            if not request.done:
-                with suppress(Exception):
-                    request.wait()
+        flying, self._flying = self._flying, []
+        for requests in flying:
+            # The last one ends last as a rule, and the others while it is waited for.
+            for request in reversed(requests):
+                if not request.done:
+                    with suppress(Exception):
+                        request.wait()
         callbacks.run_waiting()
 
-    def _batches(self, split: Split, dtype: DType) -> Iterator[tuple[Split, AbstractContextManager[None]]]:
-        while self._flying and self._flying[0].done:
-            del self._flying[0]
-        yield split, nullcontext()
+    def _batches(self, split: Split, dtype: DType) -> Iterable[tuple[Split, AbstractContextManager[None]]]:
+        return ((split, nullcontext()),)
 
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
         from hybridcomp.collectives.operations import flat_reductions  # noqa: PLC0415  (initialises MPI)
@@ -187,8 +190,10 @@ class MpiOperations(Operations):
             comm, part, part, "avg", piece.name, "backward", piece.choice, step=step
         )
 
-    def _note_started(self, request: Any) -> None:
-        self._flying.append(request)
+    def _note_started(self, requests: Sequence[Any]) -> None:
+        while self._flying and all(map(_is_done, self._flying[0])):
+            del self._flying[0]
+        self._flying.append(requests)
 
 
 def _joins(buffer: torch.Tensor) -> bool:
@@ -200,22 +205,23 @@ def _joins(buffer: torch.Tensor) -> bool:
 
 
 class Averaging:
-    """A bucket's average, until its last operation has ended; callbacks of operations come in any thread."""
+    """A bucket's average, until its last operation has ended; callbacks of operations come in any thread.
+
+    Attributes:
+        future: future of the buffer, for torch's C++.
+        requests: its operations, in the order of their starts.
+    """
 
     def __init__(self, buffer: torch.Tensor, target: staging.Target, counts: Counts) -> None:
         self._promise = Promise([buffer.device] if buffer.is_cuda else [])
+        self.future: Future[torch.Tensor] = self._promise.future
         self._buffer, self._target = buffer, target
         self._counts = counts
-        self._requests: list[Any] = []
+        self.requests: list[Any] = []
         self._left = 1  # for all_started
         self._within = callbacks.current
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-
-    @property
-    def future(self) -> Future[torch.Tensor]:
-        """Return a future of the buffer, for torch's C++."""
-        return self._promise.future
 
     def wait(self) -> None:
         """Return when the average is in the buffer, by the operations' own timeouts.
@@ -224,7 +230,7 @@ class Averaging:
             CollectiveTimeoutError: an operation did not end in time.
             HybridcompError: an operation failed, here or on another rank.
         """
-        for request in self._requests:
+        for request in self.requests:
             request.wait()
         if self._error is not None:
             raise self._error
@@ -243,7 +249,7 @@ class Averaging:
 
         with self._lock:
             self._left += 1
-        self._requests.append(request)
+        self.requests.append(request)
         request.add_done_callback(done)
 
     def all_started(self) -> None:

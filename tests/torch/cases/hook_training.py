@@ -203,13 +203,13 @@ def _note_ended(operations, ended: list[float]) -> None:
     """Note when an operation ends; nothing before the first bucket has come."""
     if operations is None:
         return
-    original = operations._note_started
+    original = operations._follow
 
-    def started(request):
+    def follow(bucket, request, pieces):
         request.add_done_callback(lambda _: ended.append(time.monotonic()))
-        original(request)
+        original(bucket, request, pieces)
 
-    operations._note_started = started
+    operations._follow = follow
 
 
 class Planted(hc.WireError):
