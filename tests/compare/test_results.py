@@ -1,4 +1,4 @@
-"""What is made of recorded runs: figures, differences, advice."""
+"""Results of recorded runs: figures, differences, advice."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ def test_one_rank_alone_leaves_small_all_reduces_to_mpi(make):
 
 
 def test_it_is_a_communicator_of_mpis(make, tmp_path):
-    """What no policy compresses is mpi4py's own, inherited: pickled objects, attributes, windows, files, groups."""
+    """Methods that no policy compresses are mpi4py's own: pickled objects, attributes, windows, files, groups."""
     comm = make("int8")
     verdict(isinstance(comm, MPI.Intracomm) and WORLD.Compare(comm) == MPI.CONGRUENT and comm.is_intra)
     verdict(comm.bcast({"rank": comm.rank}, 0) == {"rank": 0} and comm.allreduce(1) == P)

@@ -34,7 +34,7 @@ OPS = {
 
 @dataclass
 class Outcome:
-    """What a call did on a rank.
+    """Outcome of a call on a rank.
 
     Attributes:
         before: bytes of each buffer before the last start.
@@ -140,7 +140,7 @@ def _values(draw: Draw, dtype: np.dtype[Any], random: np.random.Generator, n: in
 
 @dataclass
 class Sides:
-    """What a rank gives: blocks to send and to receive, None for no buffer, "in place" for MPI's constant.
+    """Buffers that a rank gives, to send and to receive: blocks, None for no buffer, "in place" for MPI's constant.
 
     Attributes:
         send: blocks that are sent.

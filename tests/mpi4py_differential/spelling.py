@@ -46,7 +46,7 @@ _OF_ONE_COUNT = ("negative count", "displacement")  # MPI, not mpi4py, looks at 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a message has.
+    """Blocks of a message.
 
     Attributes:
         kind: ``simple`` for one count, ``vector`` for counts and displacements, ``w`` for types, too.
@@ -101,7 +101,7 @@ def _pick(options: Sequence[Any], index: int) -> Any:
 
 @dataclass
 class _Form:
-    """How a message says its counts: the words for it, each block's first entry, and the entries of the memory."""
+    """Counts of a message as it says them: the words for it, each block's first entry, and the memory's entries."""
 
     name: str
     starts: list[int]

@@ -30,7 +30,7 @@ _HYBRID = ("Allreduce", "Reduce_scatter", "Reduce_scatter_block")  # what it com
 
 @dataclass
 class Verdict:
-    """What a rank says of a call.
+    """Verdict of a rank on a call.
 
     Attributes:
         kind: what went wrong, in a word or two; empty if nothing did.

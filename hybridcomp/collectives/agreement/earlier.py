@@ -25,7 +25,7 @@ _MOST_SEEN = 4096
 
 
 class Surroundings(NamedTuple):
-    """Tell which of a communicator's ranks share a host, and which memory this rank shares with them.
+    """Hosts of a communicator's ranks, and the memory that this rank shares with those of its own.
 
     Attributes:
         topology: which rank is on which host.
@@ -37,7 +37,7 @@ class Surroundings(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """Keep what the ranks of a communicator found out about each other, by their ranks in the job.
+    """An earlier communicator: its ranks' findings about each other, by their ranks in the job.
 
     Attributes:
         key: key of the communicator; 0 for none.

@@ -36,7 +36,7 @@ class Waiting(Protocol):
 
 
 class Polled(Protocol):
-    """What the thread polls: see :class:`.Engine`."""
+    """Engine that the thread polls: see :class:`.Engine`."""
 
     @property
     def foreground(self) -> Waiting:

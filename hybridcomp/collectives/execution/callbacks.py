@@ -39,7 +39,7 @@ class Call:
 
 
 class _Local(threading.local):
-    """Hold, for each thread, the call that it runs and the operation that it waits for."""
+    """Each thread's own: the call that it runs, and the operation that it waits for."""
 
     call: Call | None = None
     awaited: Any = None  # None for none

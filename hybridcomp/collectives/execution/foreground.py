@@ -36,7 +36,7 @@ _run_of = attrgetter("pending.run")
 
 
 class Awaited(Protocol):
-    """What makes the awaited operations progress: see :class:`.Engine`."""
+    """Engine of the awaited operations, which makes them progress: see :class:`.Engine`."""
 
     begun: deque[Request]
     lock: PollingLock

@@ -18,7 +18,7 @@ from hybridcomp.native import kernels
 
 
 class Waits(Protocol):
-    """What waits for operations: see :class:`.Foreground`."""
+    """Threads that wait for operations: see :class:`.Foreground`."""
 
     def wait(self, request: Request, timeout: float | None) -> None:
         """Poll until an operation has ended."""
@@ -28,7 +28,7 @@ class Waits(Protocol):
 
 
 class Steers(Protocol):
-    """What makes operations progress: see :class:`.Engine`."""
+    """Engine of the operations, which makes them progress: see :class:`.Engine`."""
 
     thrown: BaseException | None
 

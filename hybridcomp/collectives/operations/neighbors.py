@@ -36,7 +36,7 @@ Buffer = Any
 
 
 class _Exchange(NamedTuple):
-    """What a caller asks for: an all-gather or an all-to-all among neighbours.
+    """Request of a caller: an all-gather or an all-to-all among neighbours.
 
     Attributes:
         rules: ``"all_gather"`` or ``"all_to_all"``, whose rules the policy gives it.

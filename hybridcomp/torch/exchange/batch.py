@@ -85,7 +85,7 @@ class BatchPlan(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What ranks know of an exchange before it starts.
+    """Sizes of an exchange's messages, which ranks know before it starts.
 
     Attributes:
         counts: bytes to each rank in the backend's buffer.

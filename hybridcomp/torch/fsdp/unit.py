@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 
 
 class Owner(Protocol):
-    """What a unit takes of the model that it is a part of: see :class:`.FSDPCompression`."""
+    """Compression of the model that a unit is a part of, as far as the unit uses it: see :class:`.FSDPCompression`."""
 
     policy: Policy
     axis: str

@@ -40,7 +40,7 @@ def meet(group: ProcessGroup, ranks: list[int]) -> None:
 
 
 class Manager:
-    """What torchft's manager tells of a quorum; a case says what was committed."""
+    """Stand-in for torchft's manager, which tells of a quorum; a case says what was committed."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._pg = group
