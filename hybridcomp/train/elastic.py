@@ -28,7 +28,6 @@ from hybridcomp.errors import ConfigError, DivergedError
 from hybridcomp.files import listed, read_bytes, write_text
 from hybridcomp.train.checkpoints.checkpoint import Trained, load_checkpoint, state_of, write_checkpoint
 from hybridcomp.train.checkpoints.resume import Checkpoint
-from hybridcomp.train.checkpoints.stored import described, read
 from hybridcomp.train.config import TrainConfig
 from hybridcomp.train.data import Batches
 from hybridcomp.train.metrics import MetricsFile, Traffic, per_axis
@@ -49,7 +48,9 @@ from hybridcomp.train.start import Job, agreed_text, with_whole_checkpoint
 
 _AXES = ("dp",)
 _BETWEEN_QUORUMS = 0.2  # seconds
-_BATCHES = "rank0.batches"  # key in a checkpoint of the batches of all replicas so far
+_BATCHES = (
+    "batches"  # name in a checkpoint, among the first rank's own, of the batches of all replicas so far
+)
 _OWN = (
     *(
         "lighthouse",
@@ -231,8 +232,7 @@ class Replica:
                 done = step == config.steps
                 if config.checkpoint_every and (done or step % config.checkpoint_every == 0):
                     self._checkpoint(step)
-                for said in self._saves.said():
-                    progress.say(said)
+                self._saves.tell(progress.say)
                 if config.eval_batches and (done or (config.eval_every and step % config.eval_every == 0)):
                     loss = self._evaluate()
                     metrics.write("eval", {"step": step, "loss": loss})
@@ -243,8 +243,7 @@ class Replica:
                     )
                     return False
             self._saves.wait()
-            for said in self._saves.said():
-                progress.say(said)
+            self._saves.tell(progress.say)
             metrics.write(
                 "summary", {"steps": self._manager.current_step(), "seconds": round(self._elapsed, 6)}
             )
@@ -338,7 +337,7 @@ class Replica:
         if self._manager.participating_rank() != 0:
             return
         state = state_of(self._trained(), self._traffic.total(), None)
-        state[_BATCHES] = torch.tensor(self._manager.batches_committed())
+        state[f"rank0.{_BATCHES}"] = torch.tensor(self._manager.batches_committed())
         path = self._saves.folder / f"step-{step:08d}"
         self._saves.begin(
             Checkpoint(path, step, self._elapsed, self._job.policy.digest, self._job.identity), state
@@ -349,11 +348,10 @@ class Replica:
         if checkpoint is None:
             return {"step": 0, "batches_committed": 0}
         self._elapsed = checkpoint.elapsed
-        self._traffic.earlier = load_checkpoint(checkpoint, self._trained(), None, same_policy=False)
-        batches = {_BATCHES: torch.tensor(checkpoint.step)}  # as many as steps, of a run of one replica
-        if _BATCHES in described(checkpoint.path):
-            read(batches, checkpoint.path, alone=True)
-        return {"step": checkpoint.step, "batches_committed": int(batches[_BATCHES])}
+        own = load_checkpoint(checkpoint, self._trained(), None, same_policy=False)
+        self._traffic.earlier = own["traffic"]
+        # A run of one replica has had as many as steps.
+        return {"step": checkpoint.step, "batches_committed": int(own.get(_BATCHES, checkpoint.step))}
 
     def _built(self, shape: ModelShape) -> GPT:
         model = build_gpt(shape, self._config.seed)
@@ -405,12 +403,10 @@ class Saves:
         if self._thread is not None:
             self._thread.join()
 
-    def said(self) -> list[str]:
-        """Return what is to be told of the checkpoints since the last call."""
-        told = []
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Say what is to be told of the checkpoints since the last call."""
         while not self._said.empty():
-            told.append(self._said.get())
-        return told
+            say(self._said.get())
 
     def _write(self, checkpoint: Checkpoint, state: dict[str, torch.Tensor]) -> None:
         try:

@@ -90,12 +90,9 @@ class Trainer:
             for _ in range(self._step):
                 hct.advance_step()  # process groups count steps for the policy's warm-up, but do not save the count
             with self._traffic.aside():
-                self._traffic.earlier = load_checkpoint(
-                    job.checkpoint,
-                    self._trained(),
-                    topology,
-                    same_policy=job.checkpoint.policy == job.policy.digest,
-                )
+                same = job.checkpoint.policy == job.policy.digest
+                own = load_checkpoint(job.checkpoint, self._trained(), topology, same_policy=same)
+                self._traffic.earlier = own["traffic"]
             self._schedule.resume(self._step)
         self._began = self._step
         self._replicas: Replicas | None = None

@@ -136,7 +136,7 @@ def load_checkpoint(
     topology: Topology | None,
     *,
     same_policy: bool,
-) -> Tensor:
+) -> dict[str, Tensor]:
     """Load the checkpoint's state in place; collective.
 
     Args:
@@ -146,7 +146,8 @@ def load_checkpoint(
         same_policy: whether to load the error-feedback memory, which belongs to the policy that made it.
 
     Returns:
-        The byte counters of this rank that were given to :func:`save_checkpoint`.
+        The tensors that are this rank's own, by name: ``traffic``, the byte counters that were given to
+        :func:`save_checkpoint`, and what else :func:`write_checkpoint` was given under the rank's prefix.
 
     Raises:
         ConfigError: the checkpoint cannot be read, or lacks a tensor that this run needs.
@@ -164,11 +165,12 @@ def load_checkpoint(
         raise ConfigError(f"{checkpoint.path} lacks {missing[0]} and {len(missing) - 1} other tensors")
     read(state, checkpoint.path, alone=topology is None)
     _take_later(trained, topology, later)
-    torch.set_rng_state(state[f"{mine}rng"])
+    own = {key.removeprefix(mine): tensor for key, tensor in state.items() if key.startswith(mine)}
+    torch.set_rng_state(own["rng"])
     if same_policy:
-        prefix = f"{mine}comm."
-        hct.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
-    return state[f"{mine}traffic"]
+        prefix = "comm."
+        hct.load_state_dict({k.removeprefix(prefix): v for k, v in own.items() if k.startswith(prefix)})
+    return own
 
 
 def _rank_prefix(topology: Topology | None) -> str:

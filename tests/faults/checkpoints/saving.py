@@ -91,7 +91,7 @@ def _loaded(root: str, seed: int, numbers: int, topology: Topology) -> Any:
     if found is None:
         return None
     loaded = _trained(seed, 999, numbers)
-    traffic = load_checkpoint(found, loaded, topology, same_policy=True)
+    traffic = load_checkpoint(found, loaded, topology, same_policy=True)["traffic"]
     rng = torch.get_rng_state()
     want = _trained(seed, found.step, numbers)
     wrong = [] if torch.equal(rng, torch.get_rng_state()) else ["rng"]
