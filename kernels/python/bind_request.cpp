@@ -67,12 +67,7 @@ class GeneralRequest {
       : common_(common), state_(std::make_shared<State>()) {
     state_->status = common.status;
     auto own = std::make_unique<Shared>(state_);
-    int code = 0;
-    {
-      const nb::gil_scoped_release release;
-      code = common_.functions.start(&query, &freed, &cancel, own.get(), &handle_);
-    }
-    check(code);
+    call(common_.functions.start, &query, &freed, &cancel, own.get(), &handle_);
     static_cast<void>(own.release());
     std::memcpy(place(object), &handle_, common_.handle_bytes);
   }
@@ -89,12 +84,7 @@ class GeneralRequest {
   // Tell MPI that the operation has ended.
   void complete() {
     if (std::exchange(completed_, true) || state_->freed.load() || !lives()) return;
-    int code = 0;
-    {
-      const nb::gil_scoped_release release;
-      code = common_.functions.complete(handle_);
-    }
-    check(code);
+    call(common_.functions.complete, handle_);
   }
 
   // End the request of a completed operation, for which `object` stands, unless another object of mpi4py's
@@ -105,12 +95,7 @@ class GeneralRequest {
     std::memcpy(&held, place(object), common_.handle_bytes);
     if (state_->freed.load() || held != handle_ || !lives()) return;
     alignas(16) std::array<std::uint8_t, 256> scratch;  // more than any MPI's status
-    int code = 0;
-    {
-      const nb::gil_scoped_release release;
-      code = common_.functions.wait(place(object), status ? reinterpret_cast<void*>(status) : scratch.data());
-    }
-    check(code);
+    call(common_.functions.wait, place(object), status ? reinterpret_cast<void*>(status) : scratch.data());
   }
 
  private:
@@ -122,7 +107,14 @@ class GeneralRequest {
     return !ended;
   }
 
-  void check(int code) const {
+  // Call a function of MPI's without the interpreter's lock; raise its error.
+  template <typename... Taken, typename... Given>
+  void call(int (*function)(Taken...), Given... given) const {
+    int code = 0;
+    {
+      const nb::gil_scoped_release release;
+      code = function(given...);
+    }
     if (!code) return;
     PyErr_SetObject(common_.error.ptr(), nb::int_(code).ptr());
     throw nb::python_error();
