@@ -62,7 +62,16 @@ def test_the_hook_needs_no_mpi():
 
 
 # Names that ours share with objects of other packages: of named tuples, which have no others, and of torch's.
-OTHERS = {"_replace", "_asdict", "_field_defaults", "_world", "_fsdp_param_group", "_values", "_parameters"}
+OTHERS = {
+    "_replace",
+    "_asdict",
+    "_fields",
+    "_field_defaults",
+    "_world",
+    "_fsdp_param_group",
+    "_values",
+    "_parameters",
+}
 
 
 def is_private(name: str) -> bool:
