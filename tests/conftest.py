@@ -9,6 +9,7 @@ parts are all tests, and have none in common. Several are joined by commas: ``fe
 from __future__ import annotations
 
 import os
+import signal
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
@@ -21,6 +22,10 @@ from tests.asked import PARAMS
 _SLOW = {"benchmarks", "compare", "cuda", "demo", "emulation", "examples", "faults", "lab", "mpi",
          "mpi4py_differential", "mpi4py_suite", "peer", "plugin", "pmi", "soak", "study", "top", "torch", "train",
          "warm"}  # fmt: skip
+# A shell has what it starts in the background ignore SIGINT, and every program that this starts in turn: those of tests
+# that are interrupted would go on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _WRONG = "HC_PART must be few, K/N with K from 0 to N - 1, or several of them joined by commas, not {!r}"
 
 
