@@ -32,6 +32,11 @@ _stopping = False
 profiling = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
+def profiled() -> bool:
+    """Tell whether a profiler of this thread is on, or one of all threads, which :data:`profiling` does not see."""
+    return profiling() or profiler._is_profiler_enabled
+
+
 class Range:
     """The ranges of one call: ``with Range(...) as mark: work = start()``; then :meth:`end` and :meth:`join`."""
 

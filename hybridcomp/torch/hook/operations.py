@@ -26,6 +26,7 @@ from hybridcomp.torch import staging
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.plan import Piece, Split
+from hybridcomp.torch.profiling import Range, profiled
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.starting import OperationStarter
@@ -67,7 +68,14 @@ class Operations(abc.ABC):
         values = memory_of(target.data)
         averaging = Averaging(buffer, target, self._counts)
         self._note_started(averaging.requests)
-        self.start(averaging, values, split, step, joins=_joins(buffer))
+        begin = partial(self.start, averaging, values, split, step, joins=_joins(buffer))
+        if profiled():
+            # Its bytes may go by ways that no other range tells of, such as memory that ranks of a host share.
+            with Range("all_reduce", [buffer]) as mark:
+                begin()
+            averaging.future.add_done_callback(lambda _: mark.end())
+        else:
+            begin()
         averaging.all_started()
         return averaging
 
