@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "codecs/messages/opening.hpp"
+#include "engine/exchange.hpp"
 #include "engine/waiting/backoff.hpp"
 #include "engine/waiting/watchdog.hpp"
 
@@ -36,7 +37,10 @@ void relax() {
 
 }  // namespace
 
-Engine::Engine(const Mpi& mpi) : mpi_(mpi) {}
+Engine::Engine(const Mpi& mpi) : exchange(nullptr), mpi_(mpi) {}
+
+Engine::Engine(Exchange& carries, std::shared_ptr<SharedBlocks> others)
+    : exchange(&carries), mpi_{}, others_(std::move(others)) {}
 
 Engine::~Engine() { stop(); }
 
@@ -50,6 +54,7 @@ void Engine::use_arena(const Arena& arena, std::size_t first) {
 
 void Engine::send(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
                   const std::uint8_t* data, std::size_t bytes) {
+  if (exchange) return exchange->send({&execution, step, peer, tag, data, bytes});
   if (peer == damage_.peer && bytes >= damage_.least) {
     damage_.peer = -1;
     damaged_.assign(data, data + bytes);
@@ -80,6 +85,7 @@ void Engine::send(Execution& execution, std::uint32_t step, Group& group, int pe
 
 void Engine::receive(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
                      std::uint8_t* data, std::size_t room) {
+  if (exchange) return exchange->receive({&execution, step, peer, tag, nullptr, room});
   int code = 0;
   {
     const InsideMpi inside;
@@ -94,7 +100,17 @@ void Engine::damage(const Damage& damage) {
   damage_ = damage;
 }
 
+std::uint8_t* Engine::take(std::size_t bytes) { return others_ ? others_->take(bytes) : blocks.take(bytes); }
+
+void Engine::give(std::uint8_t* block) {
+  if (others_)
+    others_->give(block);
+  else
+    blocks.give(block);
+}
+
 void Engine::forget(Execution* execution) {
+  if (exchange) return exchange->forget(execution);
   requests_.abandon(execution);
   contacts_.forget(execution);
   for (const auto& one : active_)
@@ -212,6 +228,22 @@ bool Engine::drain(Neighbour& neighbour) {
     posted.execution->received(posted.step, entry);
   }
   return moved;
+}
+
+bool Engine::compute_all() {
+  const std::lock_guard lock(mutex_);
+  bool computed = false;
+  for (const auto& execution : active_)
+    while (!execution->done() && execution->compute()) computed = true;
+  retire();
+  return computed;
+}
+
+void Engine::abandon_all() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& execution : active_)
+    if (!execution->done()) execution->abandon();
+  retire();
 }
 
 // Let go of executions that have ended.

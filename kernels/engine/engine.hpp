@@ -17,9 +17,14 @@
 
 namespace hybridcomp::engine {
 
+class Exchange;
+class SharedBlocks;
+
 class Engine {
  public:
   explicit Engine(const Mpi& mpi);
+  // An engine without MPI, whose messages an exchange carries, and which makes them in blocks of others.
+  Engine(Exchange& exchange, std::shared_ptr<SharedBlocks> blocks);
   ~Engine();
 
   // None of these is called with the interpreter's lock held: MPI may call Python while it is in the engine.
@@ -43,6 +48,9 @@ class Engine {
   // computes for so many seconds at most.
   std::optional<Asked> take(Execution& execution);
   void answer(Execution& execution, std::uint32_t step, std::size_t bytes, double seconds);
+  // Compute until no operation has a step that is ready; returns whether one had.
+  bool compute_all();
+  void abandon_all();
   // End the thread. Operations in flight then move only while a caller waits.
   void stop();
 
@@ -52,6 +60,9 @@ class Engine {
   void receive(Execution& execution, std::uint32_t step, Group& group, int peer, int tag, std::uint8_t* data,
                std::size_t room);
   void forget(Execution* execution);
+  // Take a block for so many bytes; throws std::bad_alloc.
+  std::uint8_t* take(std::size_t bytes);
+  void give(std::uint8_t* block);
   // Give blocks back, once no object in Python refers to them.
   void give(std::vector<std::uint8_t*> blocks, std::shared_ptr<Pin> pin);
   void count_asked(int more) { asked_.fetch_add(more); }
@@ -76,7 +87,8 @@ class Engine {
     std::uint8_t flip = 4;  // bits
   };
   void damage(const Damage& damage);
-  Blocks blocks;  // under the lock
+  Blocks blocks;             // under the lock
+  Exchange* const exchange;  // null where MPI carries messages
 
   // Called by the engine's own thread, without the lock, when watched operations have ended. It is set before
   // any operation is started.
@@ -99,6 +111,7 @@ class Engine {
   void run();
 
   Mpi mpi_;
+  std::shared_ptr<SharedBlocks> others_;  // blocks of others; null for its own
   std::mutex mutex_;
   Requests requests_{mpi_};
   Contacts contacts_{mpi_};

@@ -20,7 +20,6 @@ Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_p
       memory_(memory),
       sequence_(first),
       traced_(traced),
-      waits_(program_->steps.size()),
       states_(program_->steps.size(), kWaiting),
       posted_(program_->queues.size()),
       held_(program_->slots.size()),
@@ -28,10 +27,13 @@ Execution::Execution(Engine& engine, std::shared_ptr<Group> group, std::shared_p
   if (envelope) envelope_ = *envelope;
   const std::size_t size = bytes_of(program_->carriage.dtype);
   const std::uint8_t* const received = recv_;
-  apart_ = send_ + program_->send_elements * size <= received ||
-           received + program_->recv_elements * size <= send_;
+  const bool apart = send_ + program_->send_elements * size <= received ||
+                     received + program_->recv_elements * size <= send_;
   unshared_ = group_->neighbours.empty();
-  for (std::size_t i = 0; i < waits_.size(); ++i) waits_[i] = program_->steps[i].waits;
+  const bool in_place = !apart && unshared_ && send_ == received && program_->in_place;
+  order_ = in_place ? &*program_->in_place : &program_->apart;
+  lends_ = unshared_ && (apart || in_place);
+  waits_ = order_->waits;
 }
 
 Execution::~Execution() = default;
@@ -44,11 +46,11 @@ std::uint8_t* Execution::address(BufferId buffer, std::size_t at) const {
 
 void Execution::start() {
   try {
-    if (program_->scratch_bytes) scratch_ = engine_.blocks.take(program_->scratch_bytes);
+    if (program_->scratch_bytes) scratch_ = engine_.take(program_->scratch_bytes);
   } catch (const std::bad_alloc&) {
     return fail(Fault::kMemory, 0, -1);
   }
-  for (const std::uint32_t step : program_->first) {
+  for (const std::uint32_t step : order_->first) {
     begin(step);
     if (done()) return;
   }
@@ -89,6 +91,7 @@ void Execution::post_send(std::uint32_t index) {
     if (blocked(step.queue, blocked_.size()) || !push(index)) blocked_.push_back(index);
     return;
   }
+  if (group_->shares(peer(step))) tally_.shared_bytes += held.bytes;
   engine_.send(*this, index, *group_, peer(step), tag(step), held.data, held.bytes);
 }
 
@@ -134,11 +137,15 @@ void Execution::post_receive(std::uint32_t index) {
     return received(index, entry);
   }
   const Slot& slot = program_->slots[step.slot];
-  const bool lands = step.lands != kNowhere && step.readers == 1 && unshared_ && apart_;
+  // A message of an exchange is read where it is.
+  if (engine_.exchange)
+    return engine_.receive(*this, index, *group_, peer(step), tag(step), nullptr, slot.room);
+  const std::uint32_t copies = order_->lands[index];
+  const bool lands = copies != kNowhere && step.readers == 1 && lends_;
   std::size_t bytes = slot.room;
   std::uint8_t* data = nullptr;
   if (lands) {
-    const Step& copy = program_->steps[step.lands];
+    const Step& copy = program_->steps[copies];
     data = address(copy.out, copy.out_at);
     bytes = step.count * bytes_of(slot.dtype);  // other elements follow these: the slot may be longer
   } else {
@@ -163,6 +170,19 @@ void Execution::received(std::uint32_t index, const Entry& entry) {
     return fail(Fault::kLength, index, step.peer, 0, &found);
   filled(step, owner->arena.base + entry.offset, entry.bytes, true, true);
   held_[step.slot].owner = owner->rank;
+  end(index);
+}
+
+void Execution::left(std::uint32_t index) {
+  if (!done()) end(index);
+}
+
+void Execution::arrived(std::uint32_t index, const std::uint8_t* data, std::size_t bytes, bool trusted) {
+  const Step& step = program_->steps[index];
+  // Nobody writes to it: the steps that read it take what they are given.
+  filled(step, const_cast<std::uint8_t*>(data), bytes, false, trusted);
+  if (bytes > program_->slots[step.slot].room)
+    return fail(Fault::kLength, index, peer(step), 0, &held_[step.slot]);
   end(index);
 }
 
@@ -194,7 +214,7 @@ std::uint8_t* Execution::room(std::uint32_t slot, std::size_t bytes) {
   Held& held = held_[slot];
   if (!held.block) {
     const Slot& made = program_->slots[slot];
-    held.block = engine_.blocks.take(std::max(bytes, made.bytes));
+    held.block = engine_.take(std::max(bytes, made.bytes));
   }
   return held.block;
 }
@@ -225,20 +245,21 @@ void Execution::end(std::uint32_t index) {
   --left_;
   if (step.kind == kSend || step.kind == kCheck || step.kind == kDecode) used(step.slot);
   for (const std::uint32_t slot : program_->list(step.slots)) used(slot);
-  begin_next(step);
+  begin_next(index);
   while (!skipped_.empty() && !done()) {
     const std::uint32_t other = skipped_.back();
     skipped_.pop_back();
     states_[other] = kEnded;
     --left_;
-    begin_next(program_->steps[other]);
+    begin_next(other);
   }
   finish_if_ended();
 }
 
 // Begin the steps that waited only for one that has ended.
-void Execution::begin_next(const Step& step) {
-  const auto next = std::span(program_->next).subspan(step.next.first, step.next.count);
+void Execution::begin_next(std::uint32_t index) {
+  const Range range = order_->after[index];
+  const auto next = std::span(order_->next).subspan(range.first, range.count);
   for (const std::uint32_t other : next) {
     if (--waits_[other] == 0) begin(other);
     if (done()) return;
@@ -312,13 +333,18 @@ bool Execution::compute() {
 }
 
 void Execution::finish() {
+  give_back();
+  done_.store(true, std::memory_order_release);
+}
+
+void Execution::give_back() {
   std::vector<std::uint8_t*> blocks;
   for (Held& held : held_)
     if (held.block) blocks.push_back(held.block);
   if (scratch_) blocks.push_back(scratch_);
   scratch_ = nullptr;
+  for (Held& held : held_) held.block = nullptr;
   engine_.give(std::move(blocks), std::move(pin_));
-  done_.store(true, std::memory_order_release);
 }
 
 void Execution::fail(Fault fault, std::uint32_t step, int peer, int code, const Held* held) {
@@ -330,8 +356,8 @@ void Execution::fail(Fault fault, std::uint32_t step, int peer, int code, const 
   abandon();
 }
 
-// Give the operation up. Its blocks are not given back: MPI may still write to them, or another rank read
-// them.
+// Give the operation up. Its blocks are not given back where MPI may still write to them, or another rank
+// read them; those of an exchange have leases while they are read.
 void Execution::abandon() {
   if (failure_.fault == Fault::kNone) failure_.fault = Fault::kGivenUp;
   engine_.forget(this);
@@ -339,6 +365,7 @@ void Execution::abandon() {
     std::erase_if(neighbour.posted, [this](const auto& posted) { return posted.execution == this; });
   ready_.clear();
   ask_no_more();
+  if (engine_.exchange) give_back();
   done_.store(true, std::memory_order_release);
 }
 

@@ -104,6 +104,9 @@ class Execution {
   bool ready() const { return !ready_.empty(); }
   void received(std::uint32_t step, const Entry& entry);
   void completed(std::uint32_t step, const Requests::Done& done);
+  // For messages of an exchange: one has been taken, one is here.
+  void left(std::uint32_t step);
+  void arrived(std::uint32_t step, const std::uint8_t* data, std::size_t bytes, bool trusted);
   bool settle();
   bool retry();
   void abandon();
@@ -152,9 +155,10 @@ class Execution {
   void filled(const Step& step, std::uint8_t* data, std::size_t bytes, bool leased, bool trusted);
   void used(std::uint32_t slot);
   void end(std::uint32_t step);
-  void begin_next(const Step& step);
+  void begin_next(std::uint32_t step);
   bool finish_if_ended();
   void finish();
+  void give_back();
   void fail(Fault fault, std::uint32_t step, int peer, int code = 0, const Held* held = nullptr);
 
   void ask(std::uint32_t step);
@@ -184,10 +188,10 @@ class Execution {
   std::uint32_t sequence_;  // number of its first channel
   std::optional<Envelope> envelope_;
   bool traced_;
-  // unshared_: plain elements are sent and received in place, since no rank of this host reads them through
-  // shared memory. apart_: the caller's two arrays have no memory in common; only then may its own elements
-  // be so.
-  bool unshared_, apart_;
+  // unshared_: sums of plain elements are sent from the caller's array, since no rank of this host reads them
+  // through shared memory. lends_: so are its own elements, by the order, and messages are received there.
+  bool unshared_, lends_;
+  const Order* order_;
 
   std::vector<std::uint32_t> waits_;    // by step: how many predecessors must still end
   std::vector<State> states_;           // by step

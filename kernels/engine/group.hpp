@@ -46,6 +46,7 @@ struct Group {
   std::vector<int> place;              // by rank: its index among the neighbours, or -1
   std::vector<std::int32_t> contacts;  // by rank: first messages being posted; -1: it is known
   std::vector<bool> away;              // by rank: whether it is on another host
+  std::vector<bool> near;              // by rank: whether an exchange reaches it by memory that they share
   std::uint32_t sequence = 0;          // last number taken by the operations started
 
   Neighbour* neighbour(int peer) {
@@ -56,6 +57,11 @@ struct Group {
   bool leaves(int peer) const {
     const auto at = static_cast<std::size_t>(peer);
     return peer >= 0 && at < away.size() && away[at];
+  }
+
+  bool shares(int peer) const {
+    const auto at = static_cast<std::size_t>(peer);
+    return peer >= 0 && at < near.size() && near[at];
   }
 
   // Count on from an operation's own number, whatever numbers this rank took before.

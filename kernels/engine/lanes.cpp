@@ -43,6 +43,11 @@ std::size_t SharedBlocks::used() {
   return blocks_.used();
 }
 
+std::size_t SharedBlocks::held() {
+  const std::lock_guard lock(mutex_);
+  return taken_.size();
+}
+
 std::uint8_t* SharedBlocks::lease(const std::uint8_t* data, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   auto after = taken_.upper_bound(data);

@@ -18,6 +18,7 @@ namespace hybridcomp::engine {
 // Blocks of an arena, taken and given back by any thread.
 class SharedBlocks {
  public:
+  SharedBlocks() = default;  // blocks of the heap, which no other process reads
   SharedBlocks(const Arena& arena, std::size_t first) { blocks_.use(arena, first); }
 
   const Arena& arena() const { return blocks_.arena(); }
@@ -26,6 +27,8 @@ class SharedBlocks {
   bool give(const std::uint8_t* block);
   // Bytes of the arena ever taken: does not grow while free blocks serve.
   std::size_t used();
+  // Blocks taken and not given back.
+  std::size_t held();
   // Return the taken block that holds so many bytes from an address on, with one more lease; null if none
   // does.
   std::uint8_t* lease(const std::uint8_t* data, std::size_t bytes);

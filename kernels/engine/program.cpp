@@ -4,6 +4,7 @@
 #include <climits>
 #include <map>
 #include <tuple>
+#include <utility>
 
 namespace hybridcomp::engine {
 namespace {
@@ -58,7 +59,9 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
   if (!problem.empty()) return problem;
 
   const std::size_t count = rows.size() / kStepWords;
-  std::vector<std::vector<std::uint32_t>> after(count);
+  Edges after(count);
+  Edges sends(count);  // by step that encodes the caller's elements as they are: the sends of its message
+  std::vector<std::uint32_t> lands(count, kNowhere);
   std::vector<std::vector<std::uint32_t>> writers(
       slots.size());  // steps that may have filled each slot; one of them is carried out
   std::vector<bool> after_cut(count);
@@ -87,7 +90,6 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
       return "a step depends on a region or an owner that there is not";
     step.region = static_cast<std::int32_t>(w[15]);
     step.owner = static_cast<std::int32_t>(w[16]);
-    step.lands = kNowhere;
     if (step.span != kNoBuffer && step.span_at + step.count > limits[step.span])
       return "a step reads past the end of its buffer";
     if (step.out != kNoBuffer && step.out_at + step.count > limits[step.out])
@@ -127,6 +129,8 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
         if (from.kind == kRecv && step.region != kAlways && !same) return false;
         if (from.count != step.count && kind != kSizes) return false;
         conditional += from.region != kAlways && !same;
+        if (kind == kSend && from.kind == kEncode && from.span == kSendBuffer && slots[from.slot].plain)
+          sends[other].push_back(i);
         ++from.readers;
         ++found;
       }
@@ -170,13 +174,11 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
       posts[{kind == kSend, step.peer, step.channel}].push_back(i);
     }
     step.python = carriage.bounds && for_python(step);
-    step.waits = static_cast<std::uint32_t>(after[i].size());
     // A message that is only copied, by a step that waits for no other, may be received in place.
-    if (kind == kDecode && step.waits == 1 && slots[step.slot].plain &&
+    if (kind == kDecode && after[i].size() == 1 && slots[step.slot].plain &&
         slots[step.slot].dtype == dtype_of(step.out) && steps[after[i][0]].kind == kRecv &&
         steps[after[i][0]].region == step.region)
-      steps[after[i][0]].lands = i;
-    if (!step.waits) first.push_back(i);
+      lands[after[i][0]] = i;
     steps.push_back(step);
   }
 
@@ -186,7 +188,8 @@ std::string Program::compile(std::span<const std::int64_t> rows, std::span<const
         {static_cast<std::uint32_t>(queue_steps.size()), static_cast<std::uint32_t>(members.size())});
     queue_steps.insert(queue_steps.end(), members.begin(), members.end());
   }
-  link(after);
+  apart = ordered(after, std::move(lands), std::vector<bool>(count, true));
+  in_place = ordered_in_place(std::move(after), sends);
   return check_queues();
 }
 
@@ -260,14 +263,56 @@ bool Program::for_python(const Step& step) const {
   }
 }
 
-void Program::link(const std::vector<std::vector<std::uint32_t>>& after) {
-  std::vector<std::vector<std::uint32_t>> waiting(after.size());
-  for (std::uint32_t i = 0; i < after.size(); ++i)
+Order Program::ordered(const Edges& after, std::vector<std::uint32_t> lands, std::vector<bool> lends) {
+  Order order;
+  order.lands = std::move(lands);
+  order.lends = std::move(lends);
+  Edges waiting(after.size());
+  for (std::uint32_t i = 0; i < after.size(); ++i) {
+    order.waits.push_back(static_cast<std::uint32_t>(after[i].size()));
+    if (after[i].empty()) order.first.push_back(i);
     for (const std::uint32_t before : after[i]) waiting[before].push_back(i);
-  for (std::size_t i = 0; i < waiting.size(); ++i) {
-    steps[i].next = {static_cast<std::uint32_t>(next.size()), static_cast<std::uint32_t>(waiting[i].size())};
-    next.insert(next.end(), waiting[i].begin(), waiting[i].end());
   }
+  for (const auto& steps : waiting) {
+    order.after.push_back(
+        {static_cast<std::uint32_t>(order.next.size()), static_cast<std::uint32_t>(steps.size())});
+    order.next.insert(order.next.end(), steps.begin(), steps.end());
+  }
+  return order;
+}
+
+// Have each step that writes to the caller's result wait for the sends of what is there before. All of them
+// come earlier in the schedule, by whose order no rank waits for ever: MPI ends them without a step of the
+// receiver's. Nothing is received there, since a receive that waited for a send might keep the peer's from
+// ending.
+std::optional<Order> Program::ordered_in_place(Edges after, const Edges& sends) const {
+  std::vector<bool> lends(steps.size());
+  std::vector<std::uint32_t> lent;  // steps that encode, by the first element
+  std::size_t longest = 0;
+  for (std::uint32_t i = 0; i < steps.size(); ++i) {
+    // What this rank adds up itself might be overwritten by the sum.
+    if (sends[i].empty() || sends[i].size() != steps[i].readers) continue;
+    lends[i] = true;
+    lent.push_back(i);
+    longest = std::max(longest, steps[i].count);
+  }
+  if (lent.empty() || regions) return std::nullopt;
+  const auto begins = [&](std::uint32_t i) { return steps[i].span_at; };
+  std::ranges::sort(lent, {}, begins);
+  for (std::uint32_t i = 0; i < steps.size(); ++i) {
+    const Step& step = steps[i];
+    if (step.out != kRecvBuffer) continue;
+    const std::size_t least = step.out_at < longest ? 0 : step.out_at - longest;
+    for (auto at = std::ranges::lower_bound(lent, least, {}, begins);
+         at != lent.end() && begins(*at) < step.out_at + step.count; ++at) {
+      if (begins(*at) + steps[*at].count <= step.out_at) continue;
+      for (const std::uint32_t send : sends[*at]) {
+        if (send > i) return std::nullopt;
+        if (std::ranges::find(after[i], send) == after[i].end()) after[i].push_back(send);
+      }
+    }
+  }
+  return ordered(after, std::vector<std::uint32_t>(steps.size(), kNowhere), std::move(lends));
 }
 
 }  // namespace hybridcomp::engine

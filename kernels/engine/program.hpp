@@ -43,17 +43,27 @@ struct Step {
   BufferId span, out;
   bool divide;
   std::uint32_t slot;
-  std::uint32_t waits;    // steps that must end before it begins
   std::uint32_t queue;    // queue of a send or receive
   std::uint32_t readers;  // for a step that fills a slot: steps that read that message
   int peer, channel;
   std::size_t count, span_at, out_at;  // elements
   std::int64_t memory;
   std::int32_t region, owner;  // carried out only if `owner` owns `region`; or kAlways
-  std::uint32_t lands;         // for a receive of plain elements: the step that copies them to their place
   bool python;                 // Python computes it: python_steps.cpp
   Range slots;                 // slots that it sums, in Program::lists
-  Range next;                  // steps that wait for it, in Program::next
+};
+
+// Order of a program's steps: which wait for which.
+struct Order {
+  std::vector<std::uint32_t> waits;  // by step: how many must end before it begins
+  std::vector<Range> after;          // by step: those that wait for it, in `next`
+  std::vector<std::uint32_t> next;
+  std::vector<std::uint32_t> first;  // those that wait for none
+  // By step, for a receive of plain elements: the step that copies them to their place, where they may be
+  // received; else kNowhere.
+  std::vector<std::uint32_t> lands;
+  std::vector<bool>
+      lends;  // by step that encodes the caller's elements as they are: whether they are sent from there
 };
 
 struct Slot {
@@ -109,10 +119,13 @@ class Program {
   std::vector<Step> steps;
   std::vector<Slot> slots;
   std::vector<std::uint32_t> lists;  // slots that steps sum
-  std::vector<std::uint32_t> next;
+  // Where the caller's two arrays have no memory in common, and where they are one and no message is read in
+  // memory that is shared: what is sent from there is not overwritten before it has left. None where that
+  // cannot be, or nothing is sent from there.
+  Order apart;
+  std::optional<Order> in_place;
   std::vector<Range> queues;               // sends to, or receives from, a peer on a channel
   std::vector<std::uint32_t> queue_steps;  // steps in the order in which they are posted
-  std::vector<std::uint32_t> first;        // steps that wait for none
   std::size_t regions = 0;                 // number of regions whose owners a step finds
   std::size_t scratch_bytes;
   std::size_t send_elements, recv_elements;
@@ -125,7 +138,9 @@ class Program {
   std::string find_regions(std::span<const std::int64_t> rows);
   std::string check_queues() const;
   bool for_python(const Step& step) const;
-  void link(const std::vector<std::vector<std::uint32_t>>& after);
+  using Edges = std::vector<std::vector<std::uint32_t>>;  // by step: those that must end before it begins
+  static Order ordered(const Edges& after, std::vector<std::uint32_t> lands, std::vector<bool> lends);
+  std::optional<Order> ordered_in_place(Edges after, const Edges& sends) const;
 };
 
 }  // namespace hybridcomp::engine

@@ -93,14 +93,14 @@ void Execution::ask_no_more() {
 
 void Engine::give(std::vector<std::uint8_t*> given, std::shared_ptr<Pin> pin) {
   if (pin && pin.use_count() > 1) return pinned_.emplace_back(std::move(pin), std::move(given)), void();
-  for (std::uint8_t* const block : given) blocks.give(block);
+  for (std::uint8_t* const block : given) give(block);
 }
 
 // Give back blocks that no object in Python refers to any more.
 void Engine::collect() {
   std::erase_if(pinned_, [this](const auto& one) {
     if (one.first.use_count() > 1) return false;
-    for (std::uint8_t* const block : one.second) blocks.give(block);
+    for (std::uint8_t* const block : one.second) give(block);
     return true;
   });
 }

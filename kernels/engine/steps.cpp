@@ -18,14 +18,14 @@ constexpr std::size_t kFoldTile = std::size_t(1) << 15;  // bytes that stay in L
 // Block held for the length of a step.
 class Room {
  public:
-  Room(Blocks& blocks, std::size_t bytes) : blocks_(blocks), data_(blocks.take(bytes)) {}
-  ~Room() { blocks_.give(data_); }
+  Room(Engine& engine, std::size_t bytes) : engine_(engine), data_(engine.take(bytes)) {}
+  ~Room() { engine_.give(data_); }
   Room(const Room&) = delete;
   Room& operator=(const Room&) = delete;
   std::uint8_t* data() const { return data_; }
 
  private:
-  Blocks& blocks_;
+  Engine& engine_;
   std::uint8_t* data_;
 };
 
@@ -64,7 +64,7 @@ bool Execution::encode(std::uint32_t index, const Step& step) {
   const Slot& slot = program_->slots[step.slot];
   std::uint8_t* const from = address(step.span, step.span_at);
   std::size_t bytes = step.count * bytes_of(slot.dtype);
-  if (slot.plain && unshared_ && (apart_ || step.span == kScratch)) {
+  if (slot.plain && (step.span == kScratch ? unshared_ : lends_ && order_->lends[index])) {
     filled(step, from, bytes, false, true);
     return true;
   }
@@ -267,7 +267,7 @@ bool Execution::sum_with_feedback(std::uint32_t index, const Step& step) {
   const std::uint8_t* const from = owned ? address(step.span, step.span_at) : nullptr;
   const auto start = static_cast<std::size_t>(step.memory);
   const int threads = thread_count(), ranks = step.divide ? program_->carriage.ranks : 1;
-  const Room total(engine_.blocks, step.count * bytes_of(wide));
+  const Room total(engine_, step.count * bytes_of(wide));
   bool good = true;
   if (!owned || memory_->adds_own()) {
     good = store_sum(k, {from, own, {}, step.count, 1, wide, total.data(), wide, false}, payloads_);
@@ -307,7 +307,7 @@ bool Execution::decode_result(const Payload& payload, const Step& step) {
   const DTypeCode wide = program_->wide(), type = program_->dtype_of(step.out);
   if (!memory_->tracks())
     return decode_stretches(k, payload, step.count, to, type, program_->carriage.stream);
-  const Room values(engine_.blocks, step.count * bytes_of(wide));
+  const Room values(engine_, step.count * bytes_of(wide));
   if (!decode_stretches(k, payload, step.count, values.data(), wide, false)) return false;
   memory_->result(k, values.data(), step.count, static_cast<std::size_t>(step.memory), thread_count());
   convert_all(k, values.data(), wide, step.count, thread_count(), to, type, false);
@@ -318,7 +318,7 @@ bool Execution::decode_result(const Payload& payload, const Step& step) {
 // is decoded.
 void Execution::fail_sum(std::uint32_t index, const Step& step) {
   const DTypeCode wide = program_->wide();
-  const Room values(engine_.blocks, step.count * bytes_of(wide));
+  const Room values(engine_, step.count * bytes_of(wide));
   for (const std::uint32_t at : program_->list(step.slots)) {
     const Held& held = held_[at];
     Payload found;

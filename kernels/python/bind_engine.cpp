@@ -43,7 +43,7 @@ Engine* the_engine() {
 }
 
 Run::~Run() {
-  if (execution_ && !(execution_->done() && execution_->failure().fault == Fault::kNone))
+  if (outlives_ && execution_ && !(execution_->done() && execution_->failure().fault == Fault::kNone))
     orphans().emplace_back(execution_, keep_);
 }
 
@@ -62,6 +62,13 @@ std::shared_ptr<Execution> launch(const ProgramHandle& handle, std::optional<std
                                                reinterpret_cast<std::uint8_t*>(recv), memory, traced);
   engine.start(execution, seconds);
   return execution;
+}
+
+void check_memory(const ProgramHandle& program, const Memory* memory) {
+  for (const Step& step : program.program->steps)
+    if (step.memory >= 0 && (!memory || static_cast<std::size_t>(step.memory) + step.count > memory->size() ||
+                             memory->kind() != program.program->wide()))
+      Buffer::fail("a step has no such memory of error feedback");
 }
 
 namespace {
@@ -229,10 +236,7 @@ Run start(const ProgramHandle& program, std::uint32_t first, std::uintptr_t send
   if (peer_and_tag) envelope = {(*peer_and_tag)[0], (*peer_and_tag)[1]};
   if (envelope.has_value() != (program.program->carriage.framed != 0))
     Buffer::fail("a framed message, and no other, has a peer and a tag");
-  for (const Step& step : program.program->steps)
-    if (step.memory >= 0 && (!memory || static_cast<std::size_t>(step.memory) + step.count > memory->size() ||
-                             memory->kind() != program.program->wide()))
-      Buffer::fail("a step has no such memory of error feedback");
+  check_memory(program, memory);
   std::shared_ptr<Execution> execution;
   {
     nb::gil_scoped_release release;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "engine/exchange.hpp"
 #include "engine/lanes.hpp"
 #include "python/bind.hpp"
 
@@ -28,7 +29,9 @@ std::size_t checked(const Lanes& lanes, std::size_t index) {
   return index;
 }
 
-bool send(Lanes& lanes, std::size_t index, std::uint32_t exchange, const nb::list& messages, double seconds) {
+// Hand a neighbour its messages, and after them those of the compiled operations to a rank.
+bool send(Lanes& lanes, std::size_t index, std::uint32_t exchange, const nb::list& messages, double seconds,
+          const Exchange* compiled, int peer) {
   checked(lanes, index);
   std::vector<Parcelled> all;
   std::vector<std::unique_ptr<Buffer>> held;
@@ -37,17 +40,24 @@ bool send(Lanes& lanes, std::size_t index, std::uint32_t exchange, const nb::lis
     held.push_back(std::make_unique<Buffer>(data, false));
     all.push_back({tag, held.back()->data(), held.back()->bytes()});
   }
+  if (compiled) compiled->pack(peer, &all);
   nb::gil_scoped_release release;
   return lanes.send(index, exchange, all, seconds);
 }
 
-// Return a neighbour's messages, as tag, offset in its arena and bytes; None where they are none.
-nb::object read(Lanes& lanes, std::size_t index, std::uint32_t exchange, std::uintptr_t base) {
+// Return a neighbour's messages, as tag, offset in its arena and bytes, but those of compiled operations,
+// which these get; None where they are none; or a fault.
+nb::object read(Lanes& lanes, std::size_t index, std::uint32_t exchange, std::uintptr_t base,
+                Exchange* compiled, int peer) {
   std::vector<Parcelled> messages;
   if (!lanes.read(checked(lanes, index), exchange, &messages)) return nb::none();
   nb::list found;
   for (const Parcelled& m : messages)
-    found.append(nb::make_tuple(m.tag, reinterpret_cast<std::uintptr_t>(m.data) - base, m.bytes));
+    if (compiled && m.tag >= kCompiled) {
+      const std::string fault = compiled->deliver(peer, m, true);
+      if (!fault.empty()) return nb::cast(fault);
+    } else
+      found.append(nb::make_tuple(m.tag, reinterpret_cast<std::uintptr_t>(m.data) - base, m.bytes));
   return found;
 }
 
@@ -64,6 +74,7 @@ void bind_lanes(nb::module_& m) {
   using namespace nb::literals;
   using namespace engine;
   nb::class_<SharedBlocks>(m, "SharedBlocks")
+      .def(nb::init<>(), "Make a pool of the heap's blocks, for a process alone.")
       .def(
           "__init__",
           [](SharedBlocks* made, nb::handle memory, std::size_t first) {
@@ -80,6 +91,7 @@ void bind_lanes(nb::module_& m) {
           },
           "bytes"_a, "Return the offset of a new block in the arena.")
       .def_prop_ro("used", &SharedBlocks::used)
+      .def_prop_ro("held", &SharedBlocks::held)
       .def(
           "give", [](SharedBlocks& blocks, nb::handle block) { return blocks.give(start_of(block)); },
           "block"_a);
@@ -92,7 +104,7 @@ void bind_lanes(nb::module_& m) {
             return lanes.connect(arena_of(memory), rings, to, from);
           },
           "memory"_a, "rings"_a, "to"_a, "from_"_a, nb::keep_alive<1, 2>())
-      .def("send", &send, "index"_a, "exchange"_a, "messages"_a, "seconds"_a)
+      .def("send", &send, "index"_a, "exchange"_a, "messages"_a, "seconds"_a, "compiled"_a.none(), "peer"_a)
       .def(
           "leave",
           [](Lanes& lanes, std::size_t index, const std::string& why) {
@@ -107,7 +119,7 @@ void bind_lanes(nb::module_& m) {
           },
           "index"_a, "exchange"_a)
       .def("left", &left, "index"_a)
-      .def("read", &read, "index"_a, "exchange"_a, "base"_a)
+      .def("read", &read, "index"_a, "exchange"_a, "base"_a, "compiled"_a.none(), "peer"_a)
       .def("release", &Lanes::release, "exchange"_a);
 }
 

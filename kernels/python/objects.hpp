@@ -15,8 +15,9 @@ Engine* the_engine();
 // An operation in flight, and the Python objects whose memory it uses.
 class Run {
  public:
-  Run(std::shared_ptr<Execution> execution, nb::object keep)
-      : execution_(std::move(execution)), keep_(std::move(keep)) {}
+  // `outlives`: MPI may use its memory after this object has gone.
+  Run(std::shared_ptr<Execution> execution, nb::object keep, bool outlives = true)
+      : execution_(std::move(execution)), keep_(std::move(keep)), outlives_(outlives) {}
   ~Run();
   Run(Run&& other) = default;
   Run(const Run&) = delete;
@@ -28,12 +29,16 @@ class Run {
  private:
   std::shared_ptr<Execution> execution_;
   nb::object keep_;
+  bool outlives_;
 };
 
 struct ProgramHandle {
   std::shared_ptr<const Program> program;
   std::shared_ptr<Group> group;
 };
+
+// ValueError unless a program's steps have a memory of error feedback where they need one.
+void check_memory(const ProgramHandle& program, const Memory* memory);
 
 void bind_python_steps(nb::module_& m);
 

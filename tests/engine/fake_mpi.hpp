@@ -98,7 +98,7 @@ class Network {
       }
       message.bytes = message.copy.size();
     }
-    *id = add({.from = message.from, .ended = eager});
+    *id = add({.from = from, .sent = {from, from + bytes}, .ended = eager});
     message.request = eager ? 0 : *id;
     boxes_[key].sent.push_back(std::move(message));
     match(key);
@@ -126,6 +126,10 @@ class Network {
     *bytes = request.bytes;
     *error = request.error;
     *cancelled = request.cancelled;
+    if (!request.sent.empty() && std::memcmp(request.from, request.sent.data(), request.sent.size())) {
+      std::fprintf(stderr, "FAILED: what is being sent was written to\n");
+      std::abort();
+    }
     requests_.erase(found);
     return true;
   }
@@ -165,6 +169,7 @@ class Network {
   struct Request {
     std::uint8_t* to = nullptr;
     const std::uint8_t* from = nullptr;
+    std::vector<std::uint8_t> sent{};  // what was there when the send began
     std::size_t room = 0;
     bool ended = false, cancelled = false, unread = false;
     int looks = 0, bytes = 0, error = 0;

@@ -44,7 +44,7 @@ def exchange(transports: list[BatchTransport]) -> None:
     for transport in transports:
         counts = transport.counts()
         out = np.empty(sum(counts), np.uint8)
-        transport.pack(out)
+        transport.pack(out, counts)
         sent.append(np.split(out, np.cumsum(counts)[:-1]))
     for rank, transport in enumerate(transports):
         transport.deliver([parts[rank] for parts in sent])

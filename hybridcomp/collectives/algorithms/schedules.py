@@ -22,6 +22,9 @@ _MOST = 1024  # schedules that are kept
 _UNCUT = 1 << 62  # bytes of a chunk, more than any buffer has
 _HIERARCHICAL = "hierarchical"
 
+# Names of folds, as kernels/engine/fold.hpp numbers them.
+FOLDS = ("", "sum", "max", "or", "min", "product", "max at", "min at")
+
 Extents = tuple[tuple[int, int], ...]
 
 
@@ -38,7 +41,7 @@ class OperationKey(NamedTuple):
         reduction: kind of reduction: ``"sum"``, ``"avg"``, or ``""`` for all that the engine does not do.
         feedback: form of the error feedback; None if the operation has none.
         root: root rank of operations that have one.
-        fold: name in :data:`~hybridcomp.collectives.execution.mpi_ops.FOLDS` of an all-reduce of elements as they are,
+        fold: name in :data:`FOLDS` of an all-reduce of elements as they are,
             for all that codecs do not sum; ``""`` for all else.
         algorithm: algorithm that the policy names, used wherever it can be; None to choose.
         sends, receives: extents of the parts of the rank's buffers, if the parts may be of any size.

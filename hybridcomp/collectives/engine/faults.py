@@ -6,7 +6,6 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from hybridcomp.arrays import DType
 from hybridcomp.collectives.data_path.coding import NONE, Coder
@@ -54,6 +53,8 @@ def error_of(failure: tuple[Any, ...], coder: Coder) -> Exception:
             f"{what} expects {count} {kind.label} ({count * kind.itemsize} bytes), {sender(peer)} sent {nbytes} bytes"
         )
     if fault == Fault.MPI:
+        from mpi4py import MPI  # noqa: PLC0415  (initialises it)
+
         refused = MPI.Exception(code)
         if refused.Get_error_class() == MPI.ERR_TRUNCATE:
             return MismatchError(f"{what}: {sender(peer)} sent more than this rank has room for ({refused})")

@@ -10,7 +10,7 @@ from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.feedback.memory import JoinedMemory
-from hybridcomp.collectives.algorithms.schedules import Extents, OperationKey, Schedules
+from hybridcomp.collectives.algorithms.schedules import FOLDS, Extents, OperationKey, Schedules
 from hybridcomp.collectives.data_path.carrier import STREAM_BYTES, Carrier
 from hybridcomp.collectives.data_path.coding import Coder
 from hybridcomp.collectives.engine.faults import error_of
@@ -21,7 +21,6 @@ from hybridcomp.collectives.engine.python_steps import (
     message_bounds,
     needs_python,
 )
-from hybridcomp.collectives.execution.mpi_ops import FOLDS
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.native import kernels
 from hybridcomp.schedules.joined import joined
@@ -238,7 +237,8 @@ def running(
         handle = program.handle
     if codec is not None and codec is not carrier.codec:
         handle = at_step(program, carrier.codec, carrier.dtype)
-    run = started(handle, send, recv, START_SECONDS, first=first, memory=memory)
+    exchange = carrier.transport.exchange
+    run = started(handle, send, recv, START_SECONDS, first=first, memory=memory, exchange=exchange)
     return awaited(run, carrier) if steps is None else _stepped(steps, run, carrier)
 
 
@@ -256,6 +256,7 @@ def started(
     first: int = 0,
     memory: Memory | JoinedMemory | None = None,
     envelope: tuple[int, int] | None = None,
+    exchange: Any = None,
 ) -> Any:
     """Start a compiled program on two arrays in host memory.
 
@@ -266,6 +267,7 @@ def started(
         first: first of the message numbers that its group has reserved for the run.
         memory: error-feedback memory, whose step has begun; None for none.
         envelope: peer and tag of a framed message; else None.
+        exchange: the compiled module's ``Exchange`` that carries its messages; None where MPI does.
 
     Returns:
         The compiled module's ``EngineRun``.
@@ -277,6 +279,8 @@ def started(
     )
     native_memory = None if memory is None else memory.native
     traced = trace.recorder is not None
+    if exchange is not None:
+        return exchange.start(handle, first, *begins, native_memory, (send, recv, memory), traced)
     return module.engine_start(
         handle, first, *begins, native_memory, (send, recv, memory), seconds, traced, envelope
     )

@@ -15,11 +15,10 @@ from typing import Any
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType
+from hybridcomp.collectives.algorithms.schedules import FOLDS
 from hybridcomp.native import kernels
 from hybridcomp.pmi.library import address
 
-# As kernels/codecs/fold/fold.hpp numbers them.
-FOLDS = ("", "sum", "max", "or", "min", "product", "max at", "min at")
 _FLOAT_AT, _DOUBLE_AT, _LONG_DOUBLE = 32, 33, 34
 
 _NAMES: dict[int, str] = {

@@ -130,6 +130,7 @@ class Batch:
         known: dict[Hashable, Known],
         pool: Pool,
         timeout: float,
+        exchange: Any = None,
     ) -> None:
         """Make a batch without operations.
 
@@ -140,9 +141,10 @@ class Batch:
             known: what is known of exchanges, by plan and exchange; added to.
             pool: pool of buffers for messages.
             timeout: seconds that it waits for a device's own work.
+            exchange: the compiled module's ``Exchange``, for operations on host memory; None for none.
         """
         near = () if group.lanes is None else group.lanes.ranks
-        self.transport = BatchTransport(topology, group.rank, pool, group.staging, near)
+        self.transport = BatchTransport(topology, group.rank, pool, group.staging, near, exchange)
         self._plan, self._group, self._known = plan, group, known
         # Where the host does not wait for an exchange itself, the device's work has it within.
         self._timeout = timeout + group.timeout * self.transport.direct
@@ -178,6 +180,8 @@ class Batch:
     def fail(self, error: BaseException) -> None:
         """End all operations that have not ended, with an error; the other ranks are told in the exchanges left."""
         self._error = self._error or error
+        if self.transport.exchange is not None:
+            self.transport.exchange.abandon()
         for operation in self._operations:
             operation.fail(error)
 
@@ -215,7 +219,8 @@ class Batch:
                     if not operation.ended:
                         active.append(operation)
                         moved = operation.step() or moved
-                if moved:
+                exchange = self.transport.exchange
+                if (exchange is not None and exchange.run()) or moved:
                     deadline = time.monotonic() + self._timeout
                 elif self.transport.joint.pending:
                     self.transport.joint.start()
@@ -264,7 +269,7 @@ class Batch:
         """Wait for the messages of this host's ranks."""
         if self._group.lanes is None:
             return {}
-        return self._group.lanes.receive(exchange.number, self._what)
+        return self._group.lanes.receive(exchange.number, self._what, self.transport.exchange)
 
     def _release(self) -> None:
         if self._group.lanes is not None:
@@ -274,6 +279,7 @@ class Batch:
 
     def _started(self) -> _Flying:
         transport, entry = self.transport, (self._plan.key, self._left)
+        transport.collect()
         counts = transport.counts()
         known = self._known.get(entry)
         if known is None:
@@ -298,7 +304,7 @@ class Batch:
         else:
             said = np.frombuffer(_told(self._error).encode()[:_SPARE], np.uint8)
             parcels = {rank: [(FAILED, said)] for rank in lanes.ranks}
-        number = lanes.send(parcels, self._what)
+        number = lanes.send(parcels, self._what, self.transport.exchange)
         self._parcels.append(number)
         return number
 
@@ -316,7 +322,7 @@ class Batch:
 
     def _pack(self, out: Any, counts: list[int]) -> None:
         if self._error is None:
-            self.transport.pack(out)
+            self.transport.pack(out, counts)
         else:
             self.transport.pack_failure(_told(self._error), counts, out)
 

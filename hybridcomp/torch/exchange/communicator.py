@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -11,11 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hybridcomp import native
 from hybridcomp.arrays import Flat, flatten
-from hybridcomp.codecs import ErrorFeedback
+from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.collectives.algorithms.schedules import OperationKey, Schedules
 from hybridcomp.collectives.data_path.carrier import STREAM_BYTES, Carrier
 from hybridcomp.collectives.data_path.coding import Array
+from hybridcomp.collectives.engine.programs import Programs, running
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.figures import Figures
 from hybridcomp.collectives.memory import together
@@ -34,6 +38,7 @@ from hybridcomp.torch.exchange.pipeline import Pipeline, Worker
 from hybridcomp.torch.exchange.transport import BatchTransport
 
 Tensor = torch.Tensor
+_MOST_BYTES = 1 << 30  # of an array whose operation is compiled
 _DEVICE_SECONDS = 300.0  # longest time of a device's work between two exchanges
 
 
@@ -81,10 +86,14 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         self.on_start: Callable[[Call], None] | None = None
         self.topology = group.topology()
         self._schedules = Schedules(self.topology, self.rank, None)
+        handle = native.kernels().engine_group(0, self.rank, self.size, True)
+        self._programs = Programs(handle, self._schedules)
         self._sizes: dict[Hashable, Known] = {}
         why = group.join_host(self.topology)
         self.apart = f"; {why}" if why else ""
         self._pool: Pool = HeapPool() if group.lanes is None else group.lanes.pool
+        self._blocks = heap_blocks(os.getpid()) if group.lanes is None else group.lanes.pool.blocks
+        self._near = [group.lanes is not None and rank in group.lanes.ranks for rank in range(self.size)]
         self._pipeline = Pipeline(group.keep)
         self._worker = Worker(name)
         self._table = StatTable()
@@ -149,14 +158,18 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         return self._automatic.deciding
 
     @contextmanager
-    def coalescing(self, plan: BatchPlan) -> Iterator[None]:
+    def coalescing(self, plan: BatchPlan, *, on_host: bool) -> Iterator[None]:
         """Let the operations that are started inside travel together.
 
         Args:
             plan: plan of the operations; the same on all ranks.
+            on_host: whether the callers' arrays are in host memory, on all ranks.
         """
+        exchange = None
+        if on_host and self._group.host_memory:
+            exchange = native.kernels().Exchange(self.rank, self._near, self._blocks)
         batch = self._batch = Batch(
-            plan, self._group, self.topology, self._sizes, self._pool, _DEVICE_SECONDS
+            plan, self._group, self.topology, self._sizes, self._pool, _DEVICE_SECONDS, exchange
         )
         self._batches.add(batch)
         self.transport = batch.transport
@@ -264,6 +277,11 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
 
     # -- the sums of linear codecs -------------------------------------------------------------------
 
+    def reserve(self) -> Any:
+        """Reserve the tags or numbers for the messages of one sum, in program order."""
+        exchange = self.transport.exchange
+        return super().reserve() if exchange is None else exchange.reserve()
+
     def sum_array(
         self, carrier: Carrier, flat: Flat, key: OperationKey, algorithm: str | None, reserved: Any
     ) -> Steps:
@@ -274,7 +292,11 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         batch = carrier.transport
         assert isinstance(batch, BatchTransport)
         end = batch.turn(batch.exchanges + exchanges_of("all_reduce", self.topology))
-        yield from super().sum_array(carrier, flat, key, algorithm, reserved)
+        if batch.exchange is None:
+            yield from super().sum_array(carrier, flat, key, algorithm, reserved)
+        elif flat.size:
+            program = self._programs.find(key._replace(compresses=False))
+            yield from running(program, reserved, carrier, flat, flat)
         yield Pending([end], [])
 
     # -- starting ------------------------------------------------------------------------------------
@@ -282,6 +304,38 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
     def new_call(self, op: str, choice: Choice, raw: int, plain: int, **about: Any) -> Call:
         """Make the statistics of an operation: see :meth:`.OperationStarter.new_call`."""
         return Call(self._axis, op, choice.counted_as, choice.reason + self.apart, raw, plain, about)
+
+    def find_compiled(
+        self, key: OperationKey, algorithm: str | None
+    ) -> Callable[..., ExchangeOperation] | None:
+        """Find an operation's program: see :meth:`.OperationStarter.find_compiled`."""
+        if self.transport.exchange is None or _long(key):
+            return None
+        program = self._programs.find(key, algorithm, alone=True)
+        return None if program is None else self._executing(program, self._programs.codec(key, algorithm))
+
+    def find_joined(
+        self, key: OperationKey, extents: Sequence[tuple[int, int]]
+    ) -> Callable[..., ExchangeOperation] | None:
+        """Find the program of an operation on parts of an array: see :meth:`.OperationStarter.find_joined`."""
+        if self.transport.exchange is None or _long(key):
+            return None
+        program = self._programs.find_joined(key, tuple(extents))
+        if program is None:
+            return None
+        return self._executing(program, self._programs.codec(key._replace(counts=key.counts[:1])))
+
+    def _executing(self, program: Any, codec: Codec) -> Callable[..., ExchangeOperation]:
+        """Return a function that starts a compiled program, in whichever batch is being made then."""
+
+        def start(
+            call: Call, operands: Operands, *, feedback: Callable[[Carrier], Any] | None = None
+        ) -> ExchangeOperation:
+            call.memory = "host"
+            run = functools.partial(running, program, self.transport.exchange.reserve(), codec=codec)
+            return self.start_carried(run, codec, call, operands, on_host=True, feedback=feedback)
+
+        return start
 
     def start_steps(self, steps: Steps, call: Call) -> ExchangeOperation:
         """Start an operation in the batch that is being made: see :meth:`.OperationStarter.start_steps`."""
@@ -299,6 +353,17 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         if self.on_start is not None:
             self.on_start(call)
         return operation
+
+
+def _long(key: OperationKey) -> bool:
+    """Tell whether messages may be longer than compiled programs take, which the whole array bounds."""
+    return sum(key.counts) * key.dtype.accumulator.itemsize > _MOST_BYTES
+
+
+@functools.cache
+def heap_blocks(pid: int) -> Any:
+    """Make the blocks of a process for the messages of compiled programs: a fork needs some of its own."""
+    return native.kernels().SharedBlocks()
 
 
 def _counted(steps: Steps, call: Call, table: StatTable) -> Steps:

@@ -14,6 +14,7 @@ import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from hybridcomp.collectives.transport.arena import (
     make_arena,
     shares_memory,
 )
-from hybridcomp.errors import CollectiveTimeoutError, RemoteError, WireError, printable
+from hybridcomp.errors import CollectiveTimeoutError, MismatchError, RemoteError, WireError, printable
 from hybridcomp.schedules.topology import Topology
 
 _LOOK_SECONDS = 0.2  # between two looks at whether the processes of the others have ended
@@ -118,8 +119,13 @@ class Lanes:
         for process in self._processes:
             os.close(process)
 
-    def send(self, parcels: Mapping[int, Sequence[tuple[int, ByteArray]]], what: str) -> int:
-        """Hand each of the others its messages of the next exchange; return the exchange's number.
+    def send(
+        self, parcels: Mapping[int, Sequence[tuple[int, ByteArray]]], what: str, compiled: Any = None
+    ) -> int:
+        """Hand each of the others its messages of the next exchange, and those of ``compiled`` operations.
+
+        Returns:
+            The exchange's number.
 
         The bytes are read where they are, until the others have released them, if they lie in a buffer of the pool,
         which may be given back at once; others are copied.
@@ -133,19 +139,25 @@ class Lanes:
         self._count = 1 + self._count % _NUMBERS
         for at, rank in enumerate(self.ranks):
             messages = [(tag, data) for tag, data in parcels.get(rank, ())]
-            if not self._native.send(at, self._count, messages, self.timeout):
+            if not self._native.send(at, self._count, messages, self.timeout, compiled, rank):
                 raise CollectiveTimeoutError(
                     f"{what}: rank {rank} of this host took no message within the timeout of {self.timeout:g} s"
                 )
         return self._count
 
-    def receive(self, exchange: int, what: str) -> dict[int, Parcel]:
+    def receive(self, exchange: int, what: str, compiled: Any = None) -> dict[int, Parcel]:
         """Wait for the others' messages of an exchange; they are good until :meth:`release`.
+
+        Args:
+            exchange: its number.
+            what: name of an operation in it.
+            compiled: the compiled module's ``Exchange``, which gets the messages of compiled operations; None for none.
 
         Raises:
             CollectiveTimeoutError: they did not come in time; names the operation and the ranks that are missing.
             RemoteError: the process of one of them has ended, or it has left for an error of its own.
             WireError: what came is no parcel.
+            MismatchError: a message is not what a compiled operation expects.
         """
         began = time.monotonic()
         while not self._native.wait(exchange, min(_LOOK_SECONDS, self.timeout)):
@@ -166,15 +178,17 @@ class Lanes:
             if why is not None and not self._native.here(at, exchange):
                 said = printable(why.decode(errors="replace")[:_MOST_WHY])
                 raise RemoteError(f"{what}: rank {rank} has left the exchange: {said}")
-        return {rank: self._parcel(at, exchange, what) for at, rank in enumerate(self.ranks)}
+        return {rank: self._parcel(at, exchange, what, compiled) for at, rank in enumerate(self.ranks)}
 
     def ended(self, seconds: float = 0) -> list[int]:
         """Return the other ranks of this host whose processes have ended; wait for the first so many seconds."""
         return sorted(self._processes[process] for process, _ in self._ended.poll(1000 * seconds))
 
-    def _parcel(self, at: int, exchange: int, what: str) -> Parcel:
+    def _parcel(self, at: int, exchange: int, what: str, compiled: Any) -> Parcel:
         arena = self._arenas[at]
-        found = self._native.read(at, exchange, arena.start)
+        found = self._native.read(at, exchange, arena.start, compiled, self.ranks[at])
+        if isinstance(found, str):
+            raise MismatchError(f"{what}: {found}")
         if found is None:
             raise WireError(f"{what}: rank {self.ranks[at]} of this host handed over what is no parcel")
         return [(tag, arena.memory[start : start + nbytes]) for tag, start, nbytes in found]

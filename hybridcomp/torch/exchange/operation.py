@@ -81,6 +81,9 @@ class ExchangeOperation(Completion):
     @property
     def on_messages(self) -> bool:
         """Tell whether messages are waited for, to come or to be taken by an exchange."""
+        run = self._pending.run
+        if run is not None and not run.done():
+            return True
         for request in self._pending.requests:  # noqa: SIM110  (called often)
             if not request.Test():
                 return True

@@ -31,11 +31,12 @@ class Extent(NamedTuple):
     end: int
 
 
-def packed_size(lengths: Sequence[int]) -> int:
-    """Return the bytes that messages of these lengths take."""
-    if not lengths:
+def packed_size(lengths: Sequence[int], more: int = 0) -> int:
+    """Return the bytes that messages of these lengths take, and one ``more`` if it has any."""
+    messages = len(lengths) + (more > 0)
+    if not messages:
         return 0
-    total = table_size(len(lengths))
+    total = ENTRY_BYTES * (1 + messages) - (-more // _ALIGN) * _ALIGN
     for nbytes in lengths:
         total += -(-nbytes // _ALIGN) * _ALIGN
     return total
@@ -57,7 +58,7 @@ def table_of(messages: Sequence[tuple[int, int]]) -> tuple[bytes, list[Extent]]:
     Args:
         messages: tag above 0, and length, of each.
     """
-    table = b"".join(_ENTRY.pack(*entry) for entry in [(_COUNT, len(messages)), *messages])
+    table = b"".join([_ENTRY.pack(_COUNT, len(messages)), *[_ENTRY.pack(*entry) for entry in messages]])
     at, extents = len(table), []
     for tag, nbytes in messages:
         extents.append(Extent(tag, at, at + nbytes))
@@ -95,13 +96,13 @@ def unpack(head: ByteArray, nbytes: int) -> list[Extent]:
         return [Extent(FAILED, ENTRY_BYTES, ENTRY_BYTES + count)]
     if tag != _COUNT or not 0 < count <= min(head.size, nbytes) // ENTRY_BYTES - 1:
         raise WireError(f"a table of tag {tag} and {count} messages in {min(head.size, nbytes)} bytes")
-    extents, at = [], table_size(count)
-    for place in range(count):
-        tag, length = _ENTRY.unpack_from(head.data, table_size(place))
-        if tag < 1 or not 0 <= length <= nbytes - at or padded(length) > nbytes - at:
+    extents, at = [], ENTRY_BYTES * (1 + count)
+    for tag, length in _ENTRY.iter_unpack(head.data[ENTRY_BYTES:at]):
+        room = -(-length // _ALIGN) * _ALIGN
+        if tag < 1 or not 0 <= length <= nbytes - at or room > nbytes - at:
             raise WireError(f"a packed message of tag {tag} and {length} bytes where {nbytes - at} follow")
         extents.append(Extent(tag, at, at + length))
-        at += padded(length)
+        at += room
     if at != nbytes:
         raise WireError(f"{nbytes - at} bytes behind the last packed message")
     return extents

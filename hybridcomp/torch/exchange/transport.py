@@ -18,7 +18,7 @@ from hybridcomp.collectives.device.streams import StreamPair
 from hybridcomp.collectives.transport.pools import Pool
 from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.device import DeviceArray, Queue
-from hybridcomp.errors import MismatchError, RemoteError
+from hybridcomp.errors import MismatchError, RemoteError, WireError
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.torch.exchange.lanes import Parcel
 from hybridcomp.torch.exchange.packing import (
@@ -31,6 +31,8 @@ from hybridcomp.torch.exchange.packing import (
     unpack,
 )
 from hybridcomp.torch.exchange.staging import GATHERS, DeviceStaging, HostStaging, Staging
+
+_COMPILED = 1 << 32  # tag of what compiled operations send a rank, packed in the same way
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +69,7 @@ class BatchTransport(Transport):
         staging: memory of exchanges.
         joint: work of the operations on a device.
         near: ranks whose messages go by parcels.
+        exchange: the compiled operations of the batch; None where it has none.
     """
 
     joint: Joint
@@ -78,6 +81,7 @@ class BatchTransport(Transport):
         pool: Pool,
         staging: Staging | None = None,
         near: Collection[int] = (),
+        exchange: Any = None,
     ) -> None:
         """Take messages from the buffers of exchanges, and copy them there, by ``staging``; None for the pool's.
 
@@ -85,12 +89,17 @@ class BatchTransport(Transport):
         """
         super().__init__(topology, rank, direct=isinstance(staging, DeviceStaging), pool=pool)
         self.near = frozenset(near)
+        self.exchange = exchange
         self.staging: Staging = staging or HostStaging(pool)
         self.joint = Joint()
         self.exchanges = 0
         self.unwritten = 0
         self._pair: StreamPair | None = None
         self._numbers = itertools.count(1)
+        self._compiled = [0] * len(
+            topology.hosts
+        )  # bytes that compiled operations send each rank in the next exchange
+        self._most = self._compiled  # and may get from it
         self._sends: list[list[_Message]] = [[] for _ in topology.hosts]
         self._receives: list[dict[int, deque[_Message]]] = [{} for _ in topology.hosts]
 
@@ -124,11 +133,19 @@ class BatchTransport(Transport):
 
     # -- an exchange ---------------------------------------------------------------------------------
 
+    def collect(self) -> None:
+        """Queue what the compiled operations send in the next exchange, and what they wait for."""
+        if self.exchange is None:
+            return
+        self._compiled, self._most = self.exchange.collect()
+
     def counts(self) -> list[int]:
         """Return the bytes that the queued messages to each rank take in the exchange's buffer."""
         return [
-            0 if peer in self.near else packed_size([message.data.size for message in messages])
-            for peer, messages in enumerate(self._sends)
+            packed_size([message.data.size for message in messages], compiled)
+            if (messages or compiled) and peer not in self.near
+            else 0
+            for peer, (messages, compiled) in enumerate(zip(self._sends, self._compiled, strict=True))
         ]
 
     def rooms(self) -> list[int]:
@@ -136,27 +153,37 @@ class BatchTransport(Transport):
         return [
             0
             if peer in self.near
-            else packed_size([message.data.size for queue in tags.values() for message in queue])
-            for peer, tags in enumerate(self._receives)
+            else packed_size([message.data.size for queue in tags.values() for message in queue], compiled)
+            for peer, (tags, compiled) in enumerate(zip(self._receives, self._most, strict=True))
         ]
 
     def parcels(self) -> dict[int, Parcel]:
         """Return the queued messages to each rank that is near, to be handed over before :meth:`pack`."""
         return {peer: [(message.tag, message.data) for message in self._sends[peer]] for peer in self.near}
 
-    def pack(self, out: Any) -> None:
+    def pack(self, out: Any, counts: Sequence[int]) -> None:
         """Write the queued messages, those to rank 0 first, and take all for sent.
 
         Those to one rank go in the order of their tags: devices make them ready in any, and where their sizes are the
         same each time, all of the layout is.
+
+        Args:
+            out: buffer of as many bytes as ``counts`` say.
+            counts: what :meth:`counts` has returned.
         """
         self.exchanges += 1
         at, copies = 0, []
-        for messages, nbytes in zip(self._sends, self.counts(), strict=True):
-            messages.sort(key=_tag_of)
+        for peer, (messages, nbytes) in enumerate(zip(self._sends, counts, strict=True)):
             if nbytes:
-                table, extents = table_of([(message.tag, message.data.size) for message in messages])
+                messages.sort(key=_tag_of)
+                entries = [(message.tag, message.data.size) for message in messages]
+                if self._compiled[peer]:
+                    entries.append((_COMPILED, self._compiled[peer]))
+                table, extents = table_of(entries)
                 copies.append((out[at : at + len(table)], np.frombuffer(table, np.uint8)))
+                if self._compiled[peer]:
+                    _, begin, end = extents.pop()
+                    self.exchange.pack(peer, out[at + begin : at + end], end - begin)
                 for message, (_, begin, end) in zip(messages, extents, strict=True):
                     copies.append((out[at + begin : at + end], message.data))
                     if not self.direct:
@@ -164,12 +191,14 @@ class BatchTransport(Transport):
             at += nbytes
         if isinstance(self.staging, DeviceStaging):
             self.staging.gather(out, copies, self.joint, self._queue(self.staging))
-        else:
+        elif copies:
             self.staging.copy(copies)
         for messages in self._sends:
             for message in messages:
                 message.done = True
             messages.clear()
+        if self.exchange is not None:
+            self.exchange.sent()
 
     def pack_failure(self, text: str, counts: list[int], out: Any) -> None:
         """Write an error's text for each rank, in place of the queued messages."""
@@ -215,19 +244,31 @@ class BatchTransport(Transport):
             heads = self.staging.read(
                 [data[: self._head_bytes(peer, data.size)] for peer, data in enumerate(arrived)]
             )
-        found, placed = [], []
+        found: list[ByteArray] = []
+        placed: list[tuple[_Message, Any, bool]] = []
         for peer, (head, data) in enumerate(zip(heads, arrived, strict=True)):
             here = (parcels or {}).get(peer)
             if here is None:
                 whole = fetched.get(peer, data if known or head.size < data.size else head)
                 extents = unpack(head, data.size)
                 here = [(tag, whole[begin:end]) for tag, begin, end in extents]
-                found.append(head[: table_size(len(extents))])
+                found.append(head[: table_size(len(extents))] if self.direct else head)
             else:
                 found.append(head)
-            placed += [(self._taken(peer, tag, raw), raw, peer in fetched) for tag, raw in here]
+            for tag, raw in here:
+                if tag == _COMPILED and self.exchange is not None:
+                    self._unpack(peer, raw)
+                else:
+                    placed.append((self._taken(peer, tag, raw), raw, peer in fetched))
         self._put(placed)
         return found
+
+    def _unpack(self, peer: int, raw: ByteArray) -> None:
+        """Hand a rank's messages to the compiled operations."""
+        fault = self.exchange.unpack(peer, raw)
+        if fault is not None:
+            unlike, text = fault
+            raise MismatchError(text) if unlike else WireError(f"rank {peer} sent {text}")
 
     def _taken(self, peer: int, tag: int, raw: Any) -> _Message:
         """Take the receive that waits for a message out of its queue."""

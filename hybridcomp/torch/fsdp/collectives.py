@@ -189,7 +189,8 @@ class Collectives:
             size = sum(segment.size for segment, _ in cut.exact)
             parts.append((Choice(NONE, None, cut.reason), size))
         layout = tuple((segment.size, segment.total) for segment, _ in [*cut.encoded, *cut.exact])
-        return self.comm.coalescing(BatchPlan.of(op, as_dtype(data.dtype), parts, layout, self.comm.topology))
+        plan = BatchPlan.of(op, as_dtype(data.dtype), parts, layout, self.comm.topology)
+        return self.comm.coalescing(plan, on_host=not data.is_cuda)
 
     def rows(self) -> list[StatRow]:
         """Return the statistics up to now."""

@@ -68,7 +68,7 @@ class Operations(abc.ABC):
         values = memory_of(target.data)
         averaging = Averaging(buffer, target, self._counts)
         self._note_started(averaging.requests)
-        begin = partial(self.start, averaging, values, split, step, joins=_joins(buffer))
+        begin = partial(self.start, averaging, values, split, step, on_host=_on_host(buffer))
         if profiled():
             # Its bytes may go by ways that no other range tells of, such as memory that ranks of a host share.
             with Range("all_reduce", [buffer]) as mark:
@@ -79,7 +79,7 @@ class Operations(abc.ABC):
         averaging.all_started()
         return averaging
 
-    def start(self, bucket: Follows, values: Flat, split: Split, step: int, *, joins: bool) -> None:
+    def start(self, bucket: Follows, values: Flat, split: Split, step: int, *, on_host: bool) -> None:
         """Start to average pieces of an array, which ``bucket`` follows.
 
         Args:
@@ -87,14 +87,14 @@ class Operations(abc.ABC):
             values: the array.
             split: its pieces.
             step: step of training.
-            joins: whether one operation carries the pieces of one codec, where the communicator does that; the same
+            on_host: whether one operation carries the pieces of one codec, where the communicator does that; the same
                 on all ranks.
         """
-        for part, together in self._batches(split, values.dtype):
+        for part, together in self._batches(split, values.dtype, on_host=on_host):
             with together:
                 if part.small:
                     self._try(bucket, partial(self._start_small, bucket, values, part))
-                if joins:
+                if on_host:
                     for pieces in part.alike:
                         self._try(bucket, partial(self._start_alike, bucket, values, pieces, step))
                 else:
@@ -106,7 +106,9 @@ class Operations(abc.ABC):
         """Say that no further bucket follows in this step."""
 
     @abc.abstractmethod
-    def _batches(self, split: Split, dtype: DType) -> Iterable[tuple[Split, AbstractContextManager[None]]]:
+    def _batches(
+        self, split: Split, dtype: DType, *, on_host: bool
+    ) -> Iterable[tuple[Split, AbstractContextManager[None]]]:
         """Return the pieces that are started together, and the context to start them in."""
 
     @abc.abstractmethod
@@ -187,7 +189,9 @@ class MpiOperations(Operations):
                         request.wait()
         callbacks.run_waiting()
 
-    def _batches(self, split: Split, dtype: DType) -> Iterable[tuple[Split, AbstractContextManager[None]]]:
+    def _batches(
+        self, split: Split, dtype: DType, *, on_host: bool
+    ) -> Iterable[tuple[Split, AbstractContextManager[None]]]:
         return ((split, nullcontext()),)
 
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
@@ -204,8 +208,8 @@ class MpiOperations(Operations):
         self._flying.append(requests)
 
 
-def _joins(buffer: torch.Tensor) -> bool:
-    """Tell whether operations carry several parameters: in host memory.
+def _on_host(buffer: torch.Tensor) -> bool:
+    """Tell whether a buffer is in host memory, where one operation carries several parameters.
 
     A rank on whose device no kernels run averages a host's copy, but starts what the other ranks start.
     """

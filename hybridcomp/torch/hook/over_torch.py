@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from hybridcomp.arrays import DType, Flat
@@ -26,16 +27,22 @@ class TorchOperations(Operations):
         """See :meth:`.Operations.flush`."""
         self.comm.flush()
 
-    def _batches(self, split: Split, dtype: DType) -> Iterator[tuple[Split, AbstractContextManager[None]]]:
+    def _batches(
+        self, split: Split, dtype: DType, *, on_host: bool
+    ) -> Iterator[tuple[Split, AbstractContextManager[None]]]:
+        for batch, plan in split.once_for((self.comm.topology, dtype), partial(self._planned, dtype)):
+            yield batch, self.comm.coalescing(plan, on_host=on_host)
+
+    def _planned(self, dtype: DType, split: Split) -> list[tuple[Split, BatchPlan]]:
+        """Divide the pieces of a bucket into batches, and plan each."""
+        found = []
         for batch in batches(split, dtype):
             parts = [(piece.choice, piece.size) for piece in batch.alone]
             if batch.small:
                 parts.append((batch.small_as, sum(piece.size for piece in batch.small)))
             layout = tuple(piece.shape for piece in [*batch.alone, *batch.small])
-            yield (
-                batch,
-                self.comm.coalescing(BatchPlan.of("all_reduce", dtype, parts, layout, self.comm.topology)),
-            )
+            found.append((batch, BatchPlan.of("all_reduce", dtype, parts, layout, self.comm.topology)))
+        return found
 
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
         plain = allreduce_bytes(part.nbytes, self.comm.size)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
@@ -20,6 +21,7 @@ from hybridcomp.policy.auto.decider import Decider
 # a short time only, a large one has fewer messages.
 _BATCH_BYTES = 8 << 20
 _LINEAR_BATCH_BYTES = 16 << 20  # for linear codecs, whose messages go to and fro several times
+Kept = TypeVar("Kept")
 _SMALL = 1 << 15  # elements of an uncompressed parameter that is not worth a message of its own
 
 
@@ -63,6 +65,21 @@ class Split:
     small: list[Piece]
     alone: list[Piece]
     small_as: Choice = SMALL
+
+    def __post_init__(self) -> None:
+        self._kept: dict[Hashable, Any] = {}
+
+    def once_for(self, key: Hashable, make: Callable[[Split], Kept]) -> Kept:
+        """Return what follows from the pieces for a user of them, made once.
+
+        Args:
+            key: key of the user.
+            make: function that makes it.
+        """
+        if key not in self._kept:
+            self._kept[key] = make(self)
+        kept: Kept = self._kept[key]
+        return kept
 
     @cached_property
     def all_small(self) -> Together:

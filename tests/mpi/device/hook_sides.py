@@ -211,7 +211,7 @@ class Side:
             flat = flatten(x)
         started = Started()
         began = time.perf_counter()
-        self.operations.start(started, flat, split, step, joins=False)
+        self.operations.start(started, flat, split, step, on_host=False)
         self.operations.flush()
         errors = []
         for request in started:

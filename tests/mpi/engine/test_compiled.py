@@ -11,13 +11,18 @@ import pytest
 from mpi4py import MPI
 
 import hybridcomp as hc
+from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.algorithms.selection import refusal
 from hybridcomp.collectives.engine.groups import native_engine
+from hybridcomp.collectives.execution.mpi_collectives import AVG
+from hybridcomp.collectives.operations.flat_reductions import allreduce
+from hybridcomp.policy import Choice
 from hybridcomp.policy.toml import parse_policy
 from hybridcomp.schedules.registry import ALGORITHMS
 from hybridcomp.schedules.topology import Topology
+from hybridcomp.variables import SHARED_MEMORY
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, step_by_step, total, verdict
 
 CODECS = ["int8", "int4:rounding=stochastic", "bf16", "exponent", "topk:ratio=0.1", "sign", "zfp:rate=8"]
@@ -206,6 +211,23 @@ def test_uncompressed_sums_are_the_engines_and_alike(make):
                     x.astype(np.float64), want, rtol=2e-3 if dtype == "float16" else 1e-5, atol=2e-2
                 )
                 verdict(identical(x) and close, f"{n} {dtype} {op}")
+
+
+def test_sums_in_place_are_as_others_where_mpi_carries_them(make, monkeypatch):
+    """What is sent from the caller's array is not overwritten before it has left, nor is what this rank adds itself."""
+    monkeypatch.setenv(SHARED_MEMORY.name, "0")
+    comm = make("none")
+    for algorithm in algorithms(Topology((0,) * WORLD.size), "none"):
+        for codec in ("none", "lattice:bits=16"):
+            choice = Choice(hc.get_codec(codec), None, "asked for", algorithm=algorithm)
+            for n in (1, 1000, 300_001):
+                x, y = gaussian(n), np.empty(n, np.float32)
+                before = x.copy()
+                flat, room = (Flat(data, DType.FLOAT32, data.shape, True, False) for data in (x, y))
+                allreduce(comm, flat, room, AVG, None, None, choice).wait()
+                kept = x.tobytes() == before.tobytes()
+                allreduce(comm, flat, flat, AVG, None, None, choice).wait()
+                verdict(kept and x.tobytes() == y.tobytes(), f"{n} by {codec} and {algorithm}")
 
 
 def test_more_operations_than_a_ring_holds(make):

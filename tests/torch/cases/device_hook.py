@@ -52,7 +52,7 @@ def encoding(*, on_device: bool) -> Iterator[mock.Mock]:
     where = emulated_device if on_device and not ON_GPU else flatten
     asked = mock.Mock(side_effect=where)
     kernels = mock.patch.object(staging, "_runs_kernels", return_value=on_device)
-    alone = mock.patch.object(operations, "_joins", return_value=False)  # as all buckets of CUDA tensors
+    alone = mock.patch.object(operations, "_on_host", return_value=False)  # as all buckets of CUDA tensors
     with kernels, alone, mock.patch.object(operations, "flatten", asked):
         yield asked
 
