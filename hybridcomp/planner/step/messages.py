@@ -16,6 +16,7 @@ from hybridcomp.planner.step.traffic import Cost
 from hybridcomp.policy import Choice, Message, Policy
 from hybridcomp.policy.auto.cost import Place
 from hybridcomp.policy.auto.decider import Decider
+from hybridcomp.schedules.topology import Topology
 from hybridcomp.train.config import EMBEDDING, TrainConfig
 
 LATE = 1 << 20  # number of a step after every warm-up
@@ -49,13 +50,14 @@ def predicted(policy: Policy, cluster: Cluster, groups: Mapping[str, Sequence[in
         return policy
     deciders = {}
     for axis, ranks in groups.items():
+        if len(ranks) == 1:
+            continue
         hosts = [cluster.host(rank) for rank in ranks]
-        apart = set(hosts)
-        network = dataclasses.replace(cluster.profile.network, bandwidth=min(map(cluster.rate, apart)))
+        network = dataclasses.replace(cluster.profile.network, bandwidth=min(map(cluster.rate, set(hosts))))
         profile = dataclasses.replace(cluster.profile, network=network)
-        place = Place(len(ranks), len(apart), max(map(hosts.count, apart)), compiled=True)
-        if len(ranks) > 1:
-            deciders[axis] = Decider(policy, profile, place)
+        topology = Topology(traffic.hosts_alike(hosts))
+        place = Place(len(ranks), topology.count, topology.largest, compiled=True)
+        deciders[axis] = Decider(policy, profile, place)
     values = {one.name: getattr(policy, one.name) for one in dataclasses.fields(policy)}
     return _Predicted(**values, deciders=deciders)
 
