@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hybridcomp.arrays import DType
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import write_text
-from hybridcomp.planner.budget import NONE, AxisCodec, policy_text
+from hybridcomp.planner.budget import NONE, AxisCodec, policy_of, policy_text
+from hybridcomp.planner.step.buckets import exchanged
+from hybridcomp.planner.step.messages import LATE
 from hybridcomp.planner.step.prediction import StepPrediction
+from hybridcomp.policy import Message
 from hybridcomp.policy.message import MOMENTUM
 from hybridcomp.train.config import EXCHANGE_MOMENTA, TrainConfig
 from hybridcomp.train.reading import to_toml
@@ -48,7 +52,14 @@ class Plan:
     def codec_names(self) -> dict[str, str]:
         """Return the names of these codecs; where replicas exchange momenta, dp's is the warm-up's."""
         names = {axis: codec.name for axis, codec in self.used.items()}
-        return names | {MOMENTUM: "sign + ef"} if self.config.optimizer in EXCHANGE_MOMENTA else names
+        if "dp" in names and self.config.optimizer in EXCHANGE_MOMENTA:
+            sent, section = exchanged(self.config, policy_of(self.codecs))
+            large = Message(
+                section, "all_reduce", "backward", DType.FLOAT32, 2**40, step=LATE, shape=(2**19, 2**19)
+            )
+            choice = sent.choose(large)
+            names[MOMENTUM] = " + ".join(filter(None, (choice.codec.name, choice.feedback)))
+        return names
 
     def record(self, best: float) -> dict[str, Any]:
         """Return the plan in JSON's types; seconds, bytes, samples/s.

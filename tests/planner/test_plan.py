@@ -13,11 +13,12 @@ import pytest
 
 from hybridcomp.cli.main import main
 from hybridcomp.errors import ConfigError
-from hybridcomp.planner.budget import BUDGETS, codecs_of, policy_of
+from hybridcomp.planner.budget import BUDGETS, NONE, codecs_of, policy_of
 from hybridcomp.planner.critical import critical_path, shares, write_trace
 from hybridcomp.planner.estimate import Estimator
 from hybridcomp.planner.layouts import Wish, layouts
 from hybridcomp.planner.models import MODELS, model_config
+from hybridcomp.planner.plan import Plan
 from hybridcomp.planner.search import find_plans
 from hybridcomp.planner.site import read_site
 from hybridcomp.planner.step.prediction import predict_step
@@ -424,3 +425,11 @@ def test_a_plan_tells_how_momenta_go(files, capsys):
     (files / "small.toml").write_text(SMALL)
     fixed = dataclasses.replace(written, optimizer="adamw", var_update_scaler=16)
     assert signs < predict_step(fixed, read_site(str(files / "site.toml"), 2, 2)).wire_bytes["dp"] / 25
+
+
+def test_a_plan_names_the_codec_that_the_optimizer_gives_momenta(monkeypatch):
+    monkeypatch.setattr("hybridcomp.torch.momentum.optimizer.SIGN", "int8:block=64")
+    codecs, config = {"dp": NONE, "pp": NONE}, TrainConfig(optimizer="onebit-adam", dp=2)
+    assert Plan(config, codecs, prediction=None).codec_names == {"dp": "none", "momentum": "int8 + ef"}
+    alone = dataclasses.replace(config, dp=1, pp=2)
+    assert Plan(alone, codecs, prediction=None).codec_names == {"pp": "none"}
