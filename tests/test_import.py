@@ -147,7 +147,7 @@ def test_the_contracts_count_imports_for_types():
     assert not any("ignore_imports" in contract for contract in linter["contracts"])
 
 
-@pytest.mark.parametrize("name", ["Operation", "Group", "Parts"])
+@pytest.mark.parametrize("name", ["Operation", "Group", "Parts", "Kind"])
 def test_a_name_that_many_rooms_use_means_one_class(name):
     classes = [
         file

@@ -16,7 +16,7 @@ from hybridcomp.breakdown import decided, page, summary
 from hybridcomp.breakdown.reading import RankTrace
 from hybridcomp.breakdown.split import NO_STEPS, WARMUP, Breakdown, aligned, has_steps, has_waits, split
 from hybridcomp.collectives.report import show
-from hybridcomp.collectives.stats import Kind, StatRow, share_out
+from hybridcomp.collectives.stats import CallPart, StatRow, share_out
 from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import listed, read_json, write_text
@@ -204,10 +204,10 @@ def rows(events: list[dict[str, Any]]) -> list[StatRow]:
     return list(found.values())
 
 
-def _operations(events: list[dict[str, Any]]) -> Iterator[tuple[StatRow, list[Kind]]]:
+def _operations(events: list[dict[str, Any]]) -> Iterator[tuple[StatRow, list[CallPart]]]:
     """Yield the statistics of each operation, and its kinds, if it has others; its parts follow it in the file."""
     row: StatRow | None = None
-    kinds: list[Kind] = []
+    kinds: list[CallPart] = []
     for event in events:
         category, seconds = event.get("cat"), event.get("dur", 0.0) / 1e6
         if category == "operation":
@@ -218,7 +218,7 @@ def _operations(events: list[dict[str, Any]]) -> Iterator[tuple[StatRow, list[Ki
             row.raw_bytes, row.plain_bytes = args["bytes"], args["uncompressed_bytes"]
             row.wire_bytes, row.wire_seconds = args["wire_bytes"], seconds
             row.shared_bytes, row.between_bytes = args.get("shared_bytes", 0), args.get("between_bytes", 0)
-            kinds = [Kind(*(kind[name] for name in Kind._fields)) for kind in args.get("kinds", ())]
+            kinds = [CallPart(*(kind[name] for name in CallPart._fields)) for kind in args.get("kinds", ())]
         elif row is not None and category in ("encode", "decode"):
             row.wire_seconds -= seconds
             if category == "encode":

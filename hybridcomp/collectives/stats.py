@@ -115,7 +115,7 @@ class StatRow:
         self.decode_seconds -= other.decode_seconds
 
 
-class Kind(NamedTuple):
+class CallPart(NamedTuple):
     """Part of an operation that is counted as a kind of its own: a hook's parameters of one codec and reason."""
 
     codec: str
@@ -124,7 +124,7 @@ class Kind(NamedTuple):
     elements: int
 
 
-def share_out(total: StatRow, kinds: Sequence[Kind]) -> list[StatRow]:
+def share_out(total: StatRow, kinds: Sequence[CallPart]) -> list[StatRow]:
     """Return rows of an operation's parts, shared out by elements; bytes and seconds sum to the operation's.
 
     The table of a hook and the report of its trace both count by it, so that they have the same numbers.
@@ -279,7 +279,7 @@ class Call(StatRow):
             self._parts: list[trace.Part] = []
         self.about = about
         self.carries = 1
-        self.kinds: Sequence[Kind] = ()
+        self.kinds: Sequence[CallPart] = ()
         self.exchanged: tuple[Sequence[int], Sequence[int]] | None = None
         self.place: dict[str, Any] | None = None
         self.memory: str | None = None

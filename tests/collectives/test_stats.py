@@ -9,7 +9,7 @@ import time
 import pytest
 
 from hybridcomp.collectives.report import ASK, hint, show, size, summary
-from hybridcomp.collectives.stats import Call, Kind, StatRow, Stats, StatTable, merge, share_out, since
+from hybridcomp.collectives.stats import Call, CallPart, StatRow, Stats, StatTable, merge, share_out, since
 from hybridcomp.steps import NO_STEPS, StepClock, Steps, StepTotals, between
 
 MB = 1_000_000
@@ -129,7 +129,7 @@ def test_rows_keep_their_totals_and_have_means_of_a_step():
 def test_an_operation_is_shared_out_to_the_last_byte(sizes):
     total = row(calls=1, plain=10_007, wire=2_503)
     total.shared_bytes, total.between_bytes = 1001, 501
-    kinds = [Kind("int8", f"reason {n}", 2, size) for n, size in enumerate(sizes)]
+    kinds = [CallPart("int8", f"reason {n}", 2, size) for n, size in enumerate(sizes)]
     shares = share_out(total, kinds)
     assert [(one.axis, one.op, one.codec, one.reason, one.calls) for one in shares] == [
         ("dp", "all_reduce", "int8", f"reason {n}", 2) for n in range(len(sizes))

@@ -46,7 +46,7 @@ _MOST_SECONDS = 300.0  # for those that have answered that they are behind
 _LAST_POLLS = 4  # before a communicator is freed
 
 
-class _Kind(IntEnum):
+class _NoticeType(IntEnum):
     FAILED = 1
     ASK = 2
     ANSWER = 3
@@ -243,7 +243,7 @@ class Notices:
         """Notify the ranks that have refused an operation that it has begun here."""
         ranks = sorted(self._refusals.get(number, ()))
         if ranks and self.rank not in ranks:
-            self._send(_Kind.BEGUN, 0, number, ranks)
+            self._send(_NoticeType.BEGUN, 0, number, ranks)
 
     def end(self, number: int, *, well: bool) -> None:
         """Record that an operation has ended here."""
@@ -273,15 +273,15 @@ class Notices:
         late = isinstance(error, CollectiveTimeoutError)
         text = str(error) if late else f"{type(error).__name__}: {error}"
         if cause is not None:
-            self._send(_Kind.FAILED, _Detail.CAUSED, number, self._others(), text, cause)
+            self._send(_NoticeType.FAILED, _Detail.CAUSED, number, self._others(), text, cause)
         else:
             detail = _Detail.REFUSED if refused else _Detail.LATE if late else _Detail.ERROR
-            self._send(_Kind.FAILED, detail, number, self._others(), text)
+            self._send(_NoticeType.FAILED, detail, number, self._others(), text)
 
     def tell_mixed(self, number: int, text: str) -> None:
         """Notify every other rank of what :meth:`mixed` has found, which is the error of all."""
         self._fail()
-        self._send(_Kind.FAILED, _Detail.MIXED, number, self._others(), text)
+        self._send(_NoticeType.FAILED, _Detail.MIXED, number, self._others(), text)
 
     def _fail(self) -> None:
         """Record that an operation has failed, or will."""
@@ -313,7 +313,7 @@ class Notices:
         self._left_at = number
         self._replies.setdefault(number, {})
         # Those that wait for this one at their ends have been told, or will be, that it is behind.
-        self._send(_Kind.LEFT, how, number, [*self._others(), *self._awaiting], text)
+        self._send(_NoticeType.LEFT, how, number, [*self._others(), *self._awaiting], text)
 
     def waits_on(self, waited: float) -> bool:
         """Poll; tell whether this rank, which leaves, must wait on for others in operations that have ended here.
@@ -351,7 +351,7 @@ class Notices:
     def ask(self, number: int) -> None:
         """Ask every other rank for its progress."""
         self._replies[number] = {}
-        self._send(_Kind.ASK, 0, number, self._others())
+        self._send(_NoticeType.ASK, 0, number, self._others())
 
     def replies(self, number: int) -> dict[int, Reply]:
         """Return the answers so far, by rank."""
@@ -386,7 +386,7 @@ class Notices:
 
     def _inquire(self, number: int, now: float, pause: float) -> None:
         self._inquiries[number] = _Inquiry(now, pause, {})
-        self._send(_Kind.ASK_WHERE, 0, number, self._others())
+        self._send(_NoticeType.ASK_WHERE, 0, number, self._others())
 
     def poll(self) -> bool:
         """Receive the notices that have come and answer them; return whether there were any.
@@ -417,7 +417,7 @@ class Notices:
         for rank, number in list(self._awaiting.items()):
             if self._state(number) is State.ENDED:
                 del self._awaiting[rank]
-                self._send(_Kind.ANSWER, State.ENDED, number, [rank])
+                self._send(_NoticeType.ANSWER, State.ENDED, number, [rank])
 
     def _distrust(self, error: MPI.Exception) -> None:
         """Record an error that may concern any message of this process.
@@ -449,7 +449,13 @@ class Notices:
         return [rank for rank in range(self.size) if rank != self.rank and rank not in self.left]
 
     def _send(
-        self, kind: _Kind, detail: int, number: int, to: list[int], text: str = "", cause: int | None = None
+        self,
+        kind: _NoticeType,
+        detail: int,
+        number: int,
+        to: list[int],
+        text: str = "",
+        cause: int | None = None,
     ) -> None:
         words = text.encode()[:_ROOM]
         latest = self.latest if cause is None else cause
@@ -484,27 +490,27 @@ class Notices:
         if magic != _MAGIC or key != self.key or length > _ROOM:
             return
         words = _printable(raw[_FORM.size : _FORM.size + length].decode(errors="replace"))
-        if kind == _Kind.FAILED and detail <= max(_Detail):
+        if kind == _NoticeType.FAILED and detail <= max(_Detail):
             self._take_failure(rank, _Detail(detail), number, latest, words)
-        elif kind == _Kind.LEFT and detail <= max(Leaving):
+        elif kind == _NoticeType.LEFT and detail <= max(Leaving):
             self._worry()
             self.left[rank] = Left(words, time.monotonic(), number, Leaving(detail))
             # To who leaves as well, its own leaving says enough, and it may be gone.
             if detail == Leaving.WAITING and self._left_at is None:
                 self._awaiting[rank] = number
                 if self._state(number) is not State.ENDED:
-                    self._send(_Kind.ANSWER, self._state(number), number, [rank])
-        elif kind == _Kind.ASK:
+                    self._send(_NoticeType.ANSWER, self._state(number), number, [rank])
+        elif kind == _NoticeType.ASK:
             self._worry()
-            self._send(_Kind.ANSWER, self._state(number), number, [rank])
-        elif kind == _Kind.BEGUN and self.rank in self._refusals.get(number, ()):
+            self._send(_NoticeType.ANSWER, self._state(number), number, [rank])
+        elif kind == _NoticeType.BEGUN and self.rank in self._refusals.get(number, ()):
             self._worry()
             self.undecided, self.begun_by = number, rank
-        elif kind == _Kind.ANSWER and number in self._replies and detail <= max(State):
+        elif kind == _NoticeType.ANSWER and number in self._replies and detail <= max(State):
             self._replies[number][rank] = Reply(State(detail), latest)
-        elif kind == _Kind.ASK_WHERE:
-            self._send(_Kind.ANSWER_WHERE, self._where(number), number, [rank])
-        elif kind == _Kind.ANSWER_WHERE and number in self._inquiries and detail <= max(Where):
+        elif kind == _NoticeType.ASK_WHERE:
+            self._send(_NoticeType.ANSWER_WHERE, self._where(number), number, [rank])
+        elif kind == _NoticeType.ANSWER_WHERE and number in self._inquiries and detail <= max(Where):
             self._inquiries[number].answers[rank] = Where(detail)
 
     def _where(self, number: int) -> Where:

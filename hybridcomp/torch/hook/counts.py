@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from hybridcomp import trace
-from hybridcomp.collectives.stats import Call, Kind, StatRow, record, share_out
+from hybridcomp.collectives.stats import Call, CallPart, StatRow, record, share_out
 from hybridcomp.torch.hook.plan import Piece
 
 
@@ -45,7 +45,7 @@ class Counts:
         row.plain_bytes = row.wire_bytes = sent
         self._add_and_trace(row)
 
-    def kinds(self, pieces: Sequence[Piece]) -> list[Kind]:
+    def kinds(self, pieces: Sequence[Piece]) -> list[CallPart]:
         """Return the kinds of pieces that one operation carries."""
         found: dict[tuple[str, str], list[int]] = {}
         for piece in pieces:
@@ -53,7 +53,7 @@ class Counts:
             counts[0] += 1
             counts[1] += piece.size
         return [
-            Kind(codec, reason + self.apart, calls, elements)
+            CallPart(codec, reason + self.apart, calls, elements)
             for (codec, reason), (calls, elements) in found.items()
         ]
 
