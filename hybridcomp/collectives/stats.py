@@ -6,10 +6,10 @@ import functools
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hybridcomp import trace
 from hybridcomp.steps import Steps
@@ -17,11 +17,13 @@ from hybridcomp.steps import Steps
 # Work of the compiled engine: bytes sent, those in shared memory, those to other hosts; seconds to encode and decode.
 Tally = tuple[int, int, int, float, float]
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+_ZERO: Any = 0
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(slots=True)
-class StatRow:
-    """Totals of one kind of message.
+class Counters(Generic[Number]):
+    """Counters of one kind of message: whole numbers in totals, not in means.
 
     Attributes:
         axis: mesh axis of the communicator.
@@ -43,18 +45,18 @@ class StatRow:
     op: str
     codec: str
     reason: str
-    calls: int = 0
-    raw_bytes: int = 0
-    plain_bytes: int = 0
-    wire_bytes: int = 0
-    shared_bytes: int = 0
+    calls: Number = _ZERO
+    raw_bytes: Number = _ZERO
+    plain_bytes: Number = _ZERO
+    wire_bytes: Number = _ZERO
+    shared_bytes: Number = _ZERO
     encode_seconds: float = 0.0
     wire_seconds: float = 0.0
     decode_seconds: float = 0.0
-    between_bytes: int = 0
+    between_bytes: Number = _ZERO
 
     @property
-    def inside_bytes(self) -> int:
+    def inside_bytes(self) -> Number:
         """Return the part of ``wire_bytes`` that went to ranks of the same host."""
         return self.wire_bytes - self.between_bytes
 
@@ -62,6 +64,22 @@ class StatRow:
     def key(self) -> tuple[str, str, str, str]:
         """Return the fields that make calls one kind: axis, operation, codec and reason."""
         return (self.axis, self.op, self.codec, self.reason)
+
+
+class MeanRow(Counters[float]):
+    """Means of one kind of message, of a step.
+
+    ``wire_seconds`` are those under way, summed over operations: several may be under way at once, and while the
+    program computes. :attr:`Stats.steps` has the time that a step waited.
+    """
+
+    __slots__ = ()
+
+
+class StatRow(Counters[int]):
+    """Totals of one kind of message."""
+
+    __slots__ = ()
 
     @property
     def measured(self) -> tuple[str, str, str, int, int, float]:
@@ -71,18 +89,8 @@ class StatRow:
 
     def mean(self, count: float) -> MeanRow:
         """Return the row's totals divided by a number: of steps, or of ranks whose totals they are."""
-        return MeanRow(
-            *self.key,
-            self.calls / count,
-            self.raw_bytes / count,
-            self.plain_bytes / count,
-            self.wire_bytes / count,
-            self.inside_bytes / count,
-            self.between_bytes / count,
-            self.encode_seconds / count,
-            self.wire_seconds / count,
-            self.decode_seconds / count,
-        )
+        totals = (getattr(self, field.name) for field in fields(self)[len(self.key) :])
+        return MeanRow(*self.key, *(total / count for total in totals))
 
     def copy(self) -> StatRow:
         """Return a row with the same totals."""
@@ -153,28 +161,6 @@ def share_out(total: StatRow, kinds: Sequence[CallPart]) -> list[StatRow]:
         rows.append(row)
         before = until
     return rows
-
-
-class MeanRow(NamedTuple):
-    """Means of one kind of message, of a step; the fields are :class:`StatRow`'s.
-
-    ``wire_seconds`` are those under way, summed over operations: several may be under way at once, and while the
-    program computes. :attr:`Stats.steps` has the time that a step waited.
-    """
-
-    axis: str
-    op: str
-    codec: str
-    reason: str
-    calls: float
-    raw_bytes: float
-    plain_bytes: float
-    wire_bytes: float
-    inside_bytes: float
-    between_bytes: float
-    encode_seconds: float
-    wire_seconds: float
-    decode_seconds: float
 
 
 class Stats(list[StatRow]):
