@@ -1,4 +1,4 @@
-"""How much of an all-reduce hides behind computation: ours by codec, MPI's own, and gloo's.
+"""Measure how much of an all-reduce hides behind computation: ours by codec, MPI's own, and gloo's.
 
 mpirun -n 2 python benchmarks/overlap.py --codec int8,int4 --size 16M --peer mpi,gloo
 hybridcomp lab -n 2 --rate 1gbit -- python benchmarks/overlap.py --codec int8 --size 64M

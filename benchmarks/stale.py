@@ -156,7 +156,7 @@ class FigureError(Exception):
 
 @dataclass(frozen=True)
 class Age:
-    """What has become of the code that a file measures.
+    """Tell what has become of the code that a file measures.
 
     Attributes:
         file: path in the folder of results.
@@ -295,7 +295,7 @@ def _age(history: _History, file: str, commits: tuple[str, ...], said: bool, dat
 
 
 class _History:
-    """What git says of a clone; each question is asked once."""
+    """Ask git about the history of a clone, each question once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
