@@ -1,4 +1,4 @@
-"""Mark ranges in torch's profiler: of each call of a process group, from its start to its end.
+"""Mark ranges in torch's profiler: of each call of a process group, hook or FSDP2, from its start to its end.
 
 One range has the name that torch's own backends give theirs, ``hybridcomp:all_reduce``, and the shapes of the input
 tensors. For every operation of the communicator that the call makes, usually one, there is another that names the
@@ -12,10 +12,10 @@ that ended later would write to it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch.autograd import profiler
@@ -38,7 +38,7 @@ def profiled() -> bool:
 
 
 class Range:
-    """The ranges of one call: ``with Range(...) as mark: work = start()``; then :meth:`end` and :meth:`join`."""
+    """The ranges of one call, which starts in a ``with`` block; then :meth:`end` and :meth:`join`."""
 
     def __init__(self, op: str, tensors: Sequence[torch.Tensor]) -> None:
         """Prepare the ranges.
@@ -91,6 +91,30 @@ class Range:
     def _record(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
         handle = torch.autograd._record_function_with_args_enter(name, *tensors)  # type: ignore[attr-defined]
         self._recorded.append(torch.ops.profiler._call_end_callbacks_on_jit_fut(handle, self._ended))
+
+
+class Started(Protocol):
+    """A call that is under way."""
+
+    def mark(self, mark: Range) -> None:
+        """End the call's ranges when it ends."""
+
+
+StartedT = TypeVar("StartedT", bound=Started)
+
+
+def in_range(op: str, tensors: Sequence[torch.Tensor], start: Callable[[], StartedT]) -> StartedT:
+    """Start a call, and have the profiler see it until it ends.
+
+    Args:
+        op: the call's name, such as ``all_reduce``.
+        tensors: inputs of the call.
+        start: function that starts it.
+    """
+    with Range(op, tensors) as mark:
+        call = start()
+    call.mark(mark)
+    return call
 
 
 def note(call: Call) -> None:

@@ -29,7 +29,7 @@ from hybridcomp.torch.backend.operations import Starter, start_each
 from hybridcomp.torch.backend.options import GroupInit, Options, axis_of
 from hybridcomp.torch.backend.work import CommWork, joined
 from hybridcomp.torch.memory import pack, unpack
-from hybridcomp.torch.profiling import Range, note, profiling
+from hybridcomp.torch.profiling import in_range, note, profiling
 from hybridcomp.torch.registry import registry
 from hybridcomp.torch.untraced import untraced
 
@@ -278,12 +278,9 @@ class Group(ProcessGroup):
         """Start an operation, and have the profiler see it."""
         self._note(1)
         try:
-            with Range(op, tensors) as mark:
-                work = start()
+            return in_range(op, tensors, start)
         finally:
             self._note(-1)
-        work.mark(mark)
-        return work
 
     def _note(self, more: int) -> None:
         """Record the operations that the communicator starts while a call is profiled: without, starts are quicker."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from hybridcomp.torch.exchange.batch import BatchPlan
 from hybridcomp.torch.exchange.communicator import TorchCommunicator
 from hybridcomp.torch.fsdp.native import NativeCollectives
 from hybridcomp.torch.fsdp.segments import NONE, Cut
+from hybridcomp.torch.profiling import in_range, note, profiled
 from hybridcomp.torch.staging import Target, named, source
 
 if TYPE_CHECKING:
@@ -70,6 +72,12 @@ class Collectives:
         cut.check("all_gather", own, output, self.size)
         if self._native is not None and self._backend_carries(cut, own):
             return self._native.all_gather(output, own, cut.reason, then or _nothing)
+        start = partial(self._start_all_gather, output, own, cut, phase, then)
+        return self._start("all_gather_into_tensor", own, start)
+
+    def _start_all_gather(
+        self, output: Tensor, own: Tensor, cut: Cut, phase: str, then: Callable[[], None] | None
+    ) -> CommWork:
         send, target = source(own), Target(output)
         data, stride = target.data, cut.size
         requests: list[Any] = []
@@ -117,6 +125,10 @@ class Collectives:
         if self._native is not None and self._backend_carries(cut, given):
             self._native.reduce_scatter(output, given, op, cut.reason)
             return
+        start = partial(self._start_reduce_scatter, output, given, cut, op)
+        self._start("reduce_scatter_tensor", given, start).wait()
+
+    def _start_reduce_scatter(self, output: Tensor, given: Tensor, cut: Cut, op: Any) -> CommWork:
         kind = op_kind(op)
         if kind == ReduceOp.PREMUL_SUM:
             given.mul_(factor_of(op))
@@ -148,7 +160,17 @@ class Collectives:
                 _unpack(unpack[0].view(1, -1), unpack[1].view(1, -1), cut)
             target.commit()
 
-        CommWork(requests, [output], commit).wait()
+        return CommWork(requests, [output], commit)
+
+    def _start(self, op: str, given: Tensor, start: Callable[[], CommWork]) -> CommWork:
+        """Start a collective, and have a profiler see it, and its operations, until it ends."""
+        if not profiled():
+            return start()
+        self.comm.on_start = note
+        try:
+            return in_range(op, [given], start)
+        finally:
+            self.comm.on_start = None
 
     def _backend_carries(self, cut: Cut, values: Tensor) -> bool:
         """Tell whether the backend's own collective carries a cut: nothing is encoded, and it knows hosts as well.

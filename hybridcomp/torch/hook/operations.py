@@ -26,7 +26,7 @@ from hybridcomp.torch import staging
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.hook.counts import Counts
 from hybridcomp.torch.hook.plan import Piece, Split
-from hybridcomp.torch.profiling import Range, profiled
+from hybridcomp.torch.profiling import Range, in_range, profiled
 
 if TYPE_CHECKING:
     from hybridcomp.collectives.starting import OperationStarter
@@ -70,10 +70,13 @@ class Operations(abc.ABC):
         self._note_started(averaging.requests)
         begin = partial(self.start, averaging, values, split, step, on_host=_on_host(buffer))
         if profiled():
-            # Its bytes may go by ways that no other range tells of, such as memory that ranks of a host share.
-            with Range("all_reduce", [buffer]) as mark:
+
+            def begin_average() -> Averaging:
                 begin()
-            averaging.future.add_done_callback(lambda _: mark.end())
+                return averaging
+
+            # Its bytes may go by ways that no other range tells of, such as memory that ranks of a host share.
+            in_range("all_reduce", [buffer], begin_average)
         else:
             begin()
         averaging.all_started()
@@ -246,6 +249,10 @@ class Averaging:
             request.wait()
         if self._error is not None:
             raise self._error
+
+    def mark(self, mark: Range) -> None:
+        """End a profiler's ranges when the average has ended."""
+        self.future.add_done_callback(lambda _: mark.end())
 
     def follow(self, request: Any, call: Call) -> None:
         """Count an operation when it has ended."""

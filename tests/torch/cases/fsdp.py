@@ -1,10 +1,13 @@
 """FSDP2 with compressed communication, on hybridcomp groups and on gloo: exact, lossy, by parameter."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
+from torch.profiler import ProfilerActivity, profile
 
 import hybridcomp as hc
 import hybridcomp.torch as hct
@@ -72,6 +75,36 @@ def case_the_owner_keeps_full_precision() -> None:
     loss_of(model).backward()
     for (name, p), q in zip(model.named_parameters(), net().parameters(), strict=True):
         assert torch.equal(p.full_tensor(), q), name
+
+
+def case_the_profiler_sees_collectives_from_start_to_end() -> None:
+    for backend in BACKENDS:
+        model = sharded(mesh_of(backend))
+        hct.compress_fsdp(model, "int8:block=64:min_bytes=0")
+        gradients(model)
+        dist.barrier()
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+            if dist.get_rank():
+                time.sleep(0.3)  # so that rank 0 waits in its first all-gather
+            gradients(model)
+        found = [event for event in seen.events() if event.name.startswith("hybridcomp")]
+        for op, kind in (
+            ("all_gather_into_tensor", "all_gather"),
+            ("reduce_scatter_tensor", "reduce_scatter"),
+        ):
+            calls = [event for event in found if event.name == f"hybridcomp:{op}"]
+            assert calls, (backend, op, [event.name for event in found])
+            what = f"hybridcomp {kind} axis=fsdp codec=int8:"
+            within = [event.time_range.start for event in found if event.name.startswith(what)]
+            assert len(within) >= len(calls), (backend, op)
+            lasting = [(call.time_range.start, call.time_range.end) for call in calls]
+            assert all(any(start <= begun <= end for start, end in lasting) for begun in within), (
+                backend,
+                op,
+            )
+            assert all(call.input_shapes[0][0] > 0 for call in calls)
+            if op.startswith("all_gather") and not dist.get_rank():
+                assert max(end - start for start, end in lasting) > 200e3, (backend, lasting)
 
 
 def case_exclude_and_small_ones_by_parameter() -> None:
