@@ -382,7 +382,7 @@ def test_frozen_choices_are_the_same_without_a_profile(tmp_path, spec):
     found = decider(spec)
     wanted = {each: found.choose(each) for each in MESSAGES}
     file = tmp_path / "frozen.toml"
-    file.write_text(to_toml(load_policy(spec).auto, found.choices()))
+    file.write_text(to_toml(load_policy(spec).auto, found.limits, found.choices()))
     frozen = load_policy(str(file))
     assert not frozen.decides
     for each, choice in wanted.items():
@@ -392,6 +392,27 @@ def test_frozen_choices_are_the_same_without_a_profile(tmp_path, spec):
     assert near.codec == wanted[MESSAGES[0]].codec
     assert "frozen: auto: " in near.reason
     assert frozen.choose(message("cp", "all_reduce")).reason.endswith("has no choice for all_reduce of cp")
+
+
+def test_frozen_choices_keep_the_limits_that_they_were_made_under(tmp_path):
+    (tmp_path / "p.toml").write_text('min_bytes = 9000\nexclude = ["odd\\"name*"]\n[auto]\nclass = "exact"\n')
+    for spec, least, name in (("exact", 16384, None), (str(tmp_path / "p.toml"), 9000, 'odd"name 1')):
+        policy, found = load_policy(spec), decider(spec, speed=2.0)
+        large = message("dp", "all_reduce", MIB, name="w.bias")
+        assert found.choose(large).codec.name == "exponent"
+        file = tmp_path / "frozen.toml"
+        file.write_text(to_toml(policy.auto, found.limits, found.choices()))
+        frozen = load_policy(str(file))
+        for one in (
+            large,
+            *(message("dp", "all_reduce", size, name="w") for size in (4096, least - 4, least)),
+        ):
+            assert frozen.choose(one).codec.name == ("none" if one.nbytes < least else "exponent"), one
+            if one.nbytes < least:
+                assert found.choose(one).reason == frozen.choose(one).reason
+        assert frozen.least_bytes("dp", "all_reduce") == policy.least_bytes("dp", "all_reduce") == least
+        if name:
+            assert frozen.choose(message("dp", "all_reduce", MIB, name=name)).reason.startswith("excluded by")
 
 
 def test_a_folder_that_is_missing_is_said_when_the_communicator_is_made(tmp_path):

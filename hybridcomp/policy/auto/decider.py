@@ -30,8 +30,24 @@ _log = logging.getLogger("hybridcomp.auto")
 Array = npt.NDArray[np.float64]
 
 
+class Limits(Protocol):
+    """Rule around all axes, as far as it limits what ``auto`` decides about."""
+
+    @property
+    def min_bytes(self) -> int | None:
+        """Return the size below which messages are sent uncompressed."""
+
+    @property
+    def exclude(self) -> tuple[str, ...] | None:
+        """Return the patterns of names of messages that are sent uncompressed."""
+
+
 class FixedRules(Protocol):
     """Policy that a decider belongs to."""
+
+    @property
+    def base(self) -> Limits:
+        """Return the rule around all axes."""
 
     @property
     def auto(self) -> Auto | None:
@@ -274,6 +290,11 @@ class Decider:
         return chosen != [d.choice.codec for d in self._decisions.values()]
 
     # -- written -------------------------------------------------------------------------------------
+
+    @property
+    def limits(self) -> Limits:
+        """Return what limits the messages that are decided about."""
+        return self._rules.base
 
     def choices(self) -> list[FrozenChoice]:
         """Return all decisions as frozen choices."""

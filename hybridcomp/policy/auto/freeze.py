@@ -2,6 +2,9 @@
 
 .. code-block:: toml
 
+    min_bytes = 16384                      # limits of what was decided about: those of the policy that decided
+    exclude = ["*.bias", "*norm*"]
+
     [auto]                                 # classes of fidelity, by axis, or by axis and operation
     class = "safe"                         # of all others
     dp = "aggressive"
@@ -33,6 +36,7 @@ from hybridcomp.errors import HybridcompError
 from hybridcomp.files import shown
 from hybridcomp.policy.at_exit import FilesAtExit
 from hybridcomp.policy.auto.candidates import allowed
+from hybridcomp.policy.auto.decider import Limits
 from hybridcomp.policy.auto.signature import FrozenChoice, Signature
 from hybridcomp.policy.auto.spec import ALSO, CLASS, CLASSES, Auto, checked_also, checked_class
 from hybridcomp.policy.message import OPS
@@ -56,17 +60,21 @@ _MOST_BYTES, _MOST_THIN = 1 << 62, 64
 class Frozen(Protocol):
     """Source of choices that were made, for :class:`Freezer`."""
 
+    @property
+    def limits(self) -> Limits:
+        """Return what limits the messages that it has choices for."""
+
     def choices(self) -> list[FrozenChoice]:
         """Return its choices."""
 
 
-def to_toml(auto: Auto, choices: Sequence[FrozenChoice]) -> str:
-    """Return choices as the text of a policy, with the classes of fidelity that they were made under."""
+def to_toml(auto: Auto, limits: Limits, choices: Sequence[FrozenChoice]) -> str:
+    """Return choices as the text of a policy, with the classes of fidelity and the limits that they were made under."""
+    least, excluded = limits.min_bytes, limits.exclude
     lines = [
         "# Choices of the policy auto, as they were at the end of a job.",
-        'exclude = ["*.bias", "*norm*"]',
-    ]
-    lines += [
+        *[f"min_bytes = {least}"] * (least is not None),
+        *[f"exclude = {json.dumps(excluded)}"] * (excluded is not None),
         "",
         "[auto]",
         *[f"{CLASS} = {json.dumps(auto.of_all)}"] * (auto.of_all is not None),
@@ -169,7 +177,8 @@ def _text(sources: Sequence[tuple[Auto, Frozen]]) -> str:
     choices: dict[Signature, FrozenChoice] = {}
     for _, decider in sources:
         choices |= {choice.signature: choice for choice in decider.choices()}
-    return to_toml(sources[0][0], list(choices.values())) if choices else ""
+    auto, first = sources[0]
+    return to_toml(auto, first.limits, list(choices.values())) if choices else ""
 
 
 freezer = Freezer()
