@@ -157,8 +157,8 @@ def main(argv: list[str]) -> int:
     else:
         console = style.console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
         table_of(results, plan).show(console)
-        for sentence in (*results.notes, results.advice, f"The page: {page}"):
-            console.print(sentence, soft_wrap=True)
+        for said in (*results.notes, *filter(None, results.advice_and_line), f"The page: {page}"):
+            console.print(said, soft_wrap=True)
     return _FAILED if any(row.failure is not None for row in results.rows) else 0
 
 

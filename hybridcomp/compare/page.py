@@ -50,8 +50,9 @@ def table_of(results: Results, plan: Plan) -> Table:
     """Return the table of a comparison."""
     where = f" in a lab {plan.lab}" if plan.lab is not None else ""
     ranks = f"{results.ranks} ranks on {results.hosts} host{'s' * (results.hosts > 1)}{where}"
+    of_rounds = "one round" if plan.rounds == 1 else f"each of {plan.rounds} rounds"
     return Table(
-        f"{ranks}, {results.device}; {plan.steps} steps in each of {plan.rounds} rounds",
+        f"{ranks}, {results.device}; {plan.steps} steps in {of_rounds}",
         (
             "candidate",
             "ms a step",
@@ -195,9 +196,10 @@ def _page(results: Results, plan: Plan, pictures: tuple[bytes, bytes], machine: 
 
 
 def _advice(results: Results) -> str:
-    line = "" if results.take is None else results.take.line
-    said = f"<p><strong>{html.escape(results.advice.removesuffix(line))}</strong></p>"
-    return said + (f"<pre>{html.escape(line)}</pre>" if line else "")
+    said, line = results.advice_and_line
+    return f"<p><strong>{html.escape(said)}</strong></p>" + (
+        f"<pre>{html.escape(line)}</pre>" if line else ""
+    )
 
 
 def picture(results: Results, scheme: style.Scheme = style.LIGHT) -> bytes:

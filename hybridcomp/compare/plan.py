@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,7 @@ POLICIES = "exact,int8,hybrid,auto"
 HOOK = "hook:"  # before a policy: for DDP's gradients alone, on the program's own backend
 LEAST_STEPS = 10
 PROFILED_STEPS = 5  # after the measured ones, for the share of waiting
+_LONGEST = 100  # bytes of a candidate's name in a folder's
 _LAB = re.compile(r"(\d+)x(\d+)@(.+)")
 _OURS = (variables.REPLACE, variables.HOOK, variables.POLICY)
 
@@ -29,20 +32,25 @@ class Candidate:
     Attributes:
         name: name in tables; :data:`BASELINE` for the program without hybridcomp.
         variables: variables of the environment that bring it about.
+        digest: digest of its policy's rules, which a file may have others of later.
     """
 
     name: str
     variables: dict[str, str]
+    digest: str = ""
 
     @property
     def line(self) -> str:
         """Return the line for a job's script that has programs run so."""
-        return "export " + " ".join(f"{name}={value}" for name, value in self.variables.items())
+        return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.variables.items())
 
     @property
     def folder(self) -> str:
-        """Return the name as part of a folder's."""
-        return "".join(c if c.isalnum() or c in "=.-" else "_" for c in self.name)
+        """Return the name as part of a folder's, which no file system finds too long."""
+        plain = os.fsencode("".join(c if c.isalnum() or c in "=.-" else "_" for c in self.name))
+        if len(plain) <= _LONGEST:
+            return os.fsdecode(plain)
+        return f"{plain[:_LONGEST].decode(errors='ignore')}-{hashlib.sha256(os.fsencode(self.name)).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
@@ -97,14 +105,15 @@ class Plan:
             raise ConfigError(f"--warmup must be 1 or more, not {self.warmup}")
         if self.rounds < 1:
             raise ConfigError(f"--rounds must be 1 or more, not {self.rounds}")
-        if self.limit <= 0:
+        if not self.limit > 0:  # nor no number
             raise ConfigError(f"--limit must be above 0 seconds, not {self.limit:g}")
         if self.ranks is not None and self.lab is not None:
             raise ConfigError(
                 "-n and --lab do not go together: --lab HOSTSxRANKS@RATE says how many ranks there are"
             )
-        if self.ranks == 1 or (self.lab is not None and self.lab.hosts * self.lab.ppn == 1):
-            raise ConfigError("one rank sends nothing: a comparison takes two or more")
+        ranks = self.ranks if self.lab is None else self.lab.hosts * self.lab.ppn
+        if ranks is not None and ranks < 2:
+            raise ConfigError(f"one rank sends nothing: a comparison takes two or more, not {ranks}")
 
     @property
     def needed(self) -> int:
@@ -138,19 +147,28 @@ def candidates_of(policies: str) -> list[Candidate]:
         ConfigError: there is none, or one is named twice.
     """
     found = [Candidate(BASELINE, {variables.POLICY.name: "none"})]
+    folders: dict[str, str] = {found[0].folder: BASELINE}
     for name in _split(policies):
         policy = name.removeprefix(HOOK)
-        load_policy(policy)
+        if not policy:
+            raise ConfigError(f"--policies names {name!r} without a policy, as in {HOOK}int8")
+        digest = load_policy(policy).digest
         path = (
             os.path.abspath(policy) if os.path.isfile(policy) else policy
         )  # ranks may run in another folder
         how = {variables.HOOK.name: "1"} if name.startswith(HOOK) else {variables.REPLACE.name: "gloo,nccl"}
-        found.append(Candidate(name, how | {variables.POLICY.name: path}))
+        candidate = Candidate(name, how | {variables.POLICY.name: path}, digest)
+        if (other := folders.get(candidate.folder)) is not None:
+            twice = (
+                f"{name!r} twice"
+                if other == name
+                else f"{other!r} and {name!r}, whose files would be the same"
+            )
+            raise ConfigError(f"--policies names {twice}")
+        folders[candidate.folder] = name
+        found.append(candidate)
     if len(found) == 1:
         raise ConfigError(f"--policies names none; the default is {POLICIES}")
-    folders = [candidate.folder for candidate in found]
-    if twice := [c.name for c in found if folders.count(c.folder) > 1]:
-        raise ConfigError(f"--policies names {twice[0]!r} twice")
     return found
 
 

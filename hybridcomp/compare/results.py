@@ -128,6 +128,12 @@ class Results:
     advice: str
     notes: tuple[str, ...]
 
+    @property
+    def advice_and_line(self) -> tuple[str, str]:
+        """Return the advice without the line to take, and that line, which is empty where none pays."""
+        line = "" if self.take is None else self.take.line
+        return self.advice.removesuffix(line).rstrip(), line
+
 
 def results_of(candidates: Sequence[Candidate], runs: Sequence[Done], notes: Sequence[str] = ()) -> Results:
     """Evaluate runs.

@@ -30,6 +30,7 @@ _UNSEEN = (
     "must hand on the environment's variables (srun --export=ALL; Open MPI's mpiexec to other hosts: -x "
     f"{variables.COMPARE.name} and so on), and all hosts must see the folder of --out"
 )
+_ENDED = "the program ended with exit status"
 _RECORD = {"state": str, "rank": int}
 _WHOLE = {
     "size": int,
@@ -119,7 +120,8 @@ def run_comparison(plan: Plan, out: Path, watcher: Watcher) -> tuple[list[Done],
                 if done is None:
                     watcher.begin(candidate, number)
                     done = _run(plan, place, candidate, number, folder, watcher)
-                    write_text(folder / RUN, json.dumps({"token": token, "failure": done.failure}) + "\n")
+                    ended_as = {"token": token, "policy": candidate.digest, "failure": done.failure}
+                    write_text(folder / RUN, json.dumps(ended_as) + "\n")
                 if done.failure is not None:
                     if candidate.name == BASELINE:
                         raise ProgramError(done.failure)
@@ -139,8 +141,8 @@ def _begin(plan: Plan, out: Path) -> str:
     except ConfigError:
         pass  # none was begun, or its mark is damaged
     token = secrets.token_hex(8)
-    (out / RESULTS).unlink(missing_ok=True)
     write_text(out / BEGUN, json.dumps({"identity": identity, "token": token}) + "\n")
+    (out / RESULTS).unlink(missing_ok=True)
     return token
 
 
@@ -152,8 +154,9 @@ def end_comparison(out: Path) -> None:
 def _find(folder: Path, token: str, candidate: Candidate, number: int) -> Done | None:
     """Return the run, if this comparison has finished it."""
     try:
-        kept = checked(read_json(folder / RUN), {"token": str, "failure": str | None}, str(folder / RUN))
-        if kept["token"] != token:
+        known = {"token": str, "policy": str, "failure": str | None}
+        kept = checked(read_json(folder / RUN), known, str(folder / RUN))
+        if (kept["token"], kept["policy"]) != (token, candidate.digest):
             return None
         if kept["failure"] is not None:
             return (
@@ -197,7 +200,7 @@ def _run(
         except ProgramError as error:
             failure = str(error) if process.returncode == 0 else None
         if process.returncode != 0 and not records:
-            failure = failure or f"the program ended with exit status {process.returncode}"
+            failure = failure or f"{_ENDED} {process.returncode}"
     if records and candidate.name != BASELINE and not any(one["counted_all_bytes"] for one in records):
         what = (
             "makes no group of gloo or nccl"
@@ -298,7 +301,7 @@ def _explained(failure: str, plan: Plan, folder: Path) -> str:
             "profiled): have it train longer, or ask for fewer by --steps and --warmup"
         )
     lines = printable(read_bytes(folder / OUTPUT).decode(errors="replace"), keep="\n\t").splitlines()
-    if not (folder / SEEN).exists():
+    if not (folder / SEEN).exists() and not failure.startswith(_ENDED):  # else its output tells what happened
         failure += f". {_UNSEEN}"
     if any(_NO_LAUNCHER in line for line in lines):
         failure += f". No launcher has told it which rank it is: {_START}"

@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from hybridcomp.cli import compare
-from hybridcomp.compare.plan import candidates_of, lab_of
-from hybridcomp.compare.runner import ProgramError
+from hybridcomp.compare import runner
+from hybridcomp.compare.plan import Candidate, Plan, candidates_of, lab_of
+from hybridcomp.compare.runner import Done, ProgramError
 from hybridcomp.errors import ConfigError
 from tests.torch.harness import PATH
 from tests.warm import python
@@ -221,11 +223,14 @@ def test_a_program_that_fails_under_a_candidate_gives_status_1_and_its_output(
     ("options", "said"),
     [
         (["-n", "1"], "one rank sends nothing"),
+        (["-n", "0"], "two or more, not 0"),
+        (["-n", "2", "--limit", "nan"], "above 0 seconds, not nan"),
         (["--lab", "1x1@1gbit"], "one rank sends nothing"),
         (["-n", "2", "--lab", "2x1@1gbit"], "do not go together"),
         (["-n", "2", "--steps", "5"], "at least 10 steps"),
         (["-n", "2", "--policies", "int9"], "int9"),
         (["-n", "2", "--policies", "int8,int8"], "names 'int8' twice"),
+        (["-n", "2", "--policies", "exact,hook:"], "names 'hook:' without a policy"),
         (["-n", "2", "--policies", ""], "names none"),
         (["--lab", "2@1gbit"], "write hosts x ranks"),
     ],
@@ -236,6 +241,37 @@ def test_wrong_arguments_are_told_before_anything_runs(tmp_path: Path, options: 
     with pytest.raises(HybridcompError, match=said):
         compare.main([*options, "--out", str(tmp_path / "none"), "--", "false"])
     assert not (tmp_path / "none").exists()
+
+
+def test_a_policy_that_has_changed_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran: list[str] = []
+
+    def run(plan: Plan, place: object, candidate: Candidate, number: int, folder: Path, _: object) -> Done:
+        ran.append(candidate.name)
+        failure = None if candidate.name == "as it is" else "it failed"
+        return Done(candidate, number, [], failure, folder / "output.txt")
+
+    monkeypatch.setattr(runner, "_run", run)
+    for codec, expected in (("int8", 2), ("int8", 0), ("int4", 1)):
+        Path("p.toml").write_text(f'[dp]\ncodec = "{codec}"\n')
+        ran.clear()
+        plan = Plan(["true"], candidates_of("p.toml,exact"), ranks=2, rounds=1)
+        runner.run_comparison(plan, tmp_path / "out", Mock())
+        assert sum(name != "as it is" for name in ran) == expected, (codec, ran)
+
+
+def test_an_output_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=r"cannot write .*file"):
+            call(out, "well")
+
+
+def test_a_program_that_is_not_there_is_told_by_its_output(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match=r"No such file or directory: '.*train") as raised:
+        compare.main(["-n", "2", "--out", str(tmp_path), "--", python(), str(tmp_path / "train.py")])
+    assert "taken notice" not in str(raised.value)
 
 
 def test_a_program_that_no_launcher_started_is_told_how(tmp_path: Path) -> None:
@@ -295,6 +331,25 @@ def test_no_command_is_told() -> None:
 def test_candidates_are_split_where_no_parameter_follows() -> None:
     names = [one.name for one in candidates_of("int8:block=64,min_bytes=0, exact,hook:hybrid,auto")]
     assert names == ["as it is", "int8:block=64,min_bytes=0", "exact", "hook:hybrid", "auto"]
+
+
+def test_policies_have_files_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = "d" * 200
+    Path(folder).mkdir()
+    files = [f"{folder}/a.toml", f"{folder}/b.toml", "my $x (<1>) 'é.toml", "a b.toml", "a_b.toml"]
+    for file in files:
+        Path(file).write_text('[dp]\ncodec = "int8"\n')
+    found = candidates_of(",".join(files[:4]))
+    assert len({one.folder for one in found}) == 5
+    for one in found[1:]:
+        (tmp_path / "runs" / f"01-{one.folder}").mkdir(parents=True)
+        said = subprocess.run(
+            ["sh", "-c", f'{one.line}; printf %s "$HYBRIDCOMP_POLICY"'], capture_output=True, check=True
+        )
+        assert Path(os.fsdecode(said.stdout)).samefile(one.name)
+    with pytest.raises(ConfigError, match=r"names 'a b.toml' and 'a_b.toml', whose files would be the same"):
+        candidates_of(",".join(files[3:]))
 
 
 def test_a_lab_is_read() -> None:

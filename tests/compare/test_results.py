@@ -89,6 +89,8 @@ def test_figures_of_a_row():
         "Take int8, 2.10 times as fast as gloo, with the same losses: "
         "export HYBRIDCOMP_REPLACE=gloo,nccl HYBRIDCOMP_POLICY=int8"
     )
+    said, line = found.advice_and_line
+    assert (said, line) == ("Take int8, 2.10 times as fast as gloo, with the same losses:", INT8.line)
 
 
 def test_bytes_that_interfaces_do_not_see_are_ours_and_marked():
@@ -201,7 +203,9 @@ def test_one_round_has_no_spread_and_says_what_it_cannot_tell():
     assert found.repeatable is None
     (note,) = (note for note in found.notes if "--rounds 2" in note)
     assert "cannot be told from noise" in note
-    assert table_of(found, plan).rows[1][3] == "2.00"
+    table = table_of(found, plan)
+    assert table.rows[1][3] == "2.00"
+    assert table.title.endswith("cpu; 60 steps in one round")
     again = compared(
         run(BASE, 100, losses(0)),
         run(BASE, 100, losses(0), 2),
