@@ -7,6 +7,7 @@ import math
 import secrets
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from hybridcomp.compare.plan import BASELINE, PROFILED_STEPS, Candidate, Plan, e
 from hybridcomp.compare.processes import Here, InLab, place_of
 from hybridcomp.errors import ConfigError, HybridcompError, printable
 from hybridcomp.files import Log, checked, listed, read_bytes, read_json, write_text
-from hybridcomp.plugin.recording import ALONE, DONE, EARLY, PROGRESS, SEEN
+from hybridcomp.plugin.recording import ALONE, DONE, EARLY, MADE, PROGRESS, SEEN
 
 OUTPUT, BEGUN, RUN, RESULTS = "output.txt", "begun.json", "run.json", "results.json"
 _POLL_SECONDS = 0.2
@@ -177,7 +178,8 @@ def _run(
         folder / PROGRESS,
         folder / SEEN,
         folder / RUN,
-        *(listed(folder, "rank-*.json") if folder.is_dir() else []),
+        *listed(folder, "rank-*.json"),
+        *listed(folder, f"{MADE}-*"),
     ]:
         path.unlink(missing_ok=True)
     plan_of_ranks = {"warmup": plan.warmup, "steps": plan.steps, "profiled": PROFILED_STEPS}
@@ -264,7 +266,7 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     """Return the records of all ranks, by rank.
 
     Raises:
-        ProgramError: not all ranks have come to the last step.
+        ProgramError: not all ranks have come to the last step, or they are ranks of several jobs.
     """
     records: list[dict[str, Any]] = []
     for path in listed(folder, "rank-*.json"):
@@ -287,6 +289,14 @@ def _read(folder: Path) -> list[dict[str, Any]]:
         raise ProgramError(
             "the program stepped no optimizer of PyTorch, whose steps are counted (torch.optim.Optimizer.step)"
         )
+    ended_as = Counter(path.name.split("-")[1] for path in listed(folder, f"{MADE}-*"))
+    for rank, count in ended_as.items():
+        if count > 1:
+            raise ProgramError(
+                f"{count} processes were rank {rank} at once: each that was started has started ranks of its own. "
+                "Where -n or --lab starts the ranks, what comes after -- is the program without torchrun, mpiexec or "
+                "srun"
+            )
     size = records[0]["size"]
     if len(records) != size:
         raise ProgramError(f"{len(records)} of {size} ranks stepped an optimizer often enough")

@@ -1,8 +1,9 @@
 """Record an unmodified program's optimizer steps for ``hybridcomp compare``, and end it after the last one.
 
 The variable ``HYBRIDCOMP_COMPARE`` names a folder with ``plan.json``: how many steps are passed over, measured,
-and profiled. A process that imports torch writes ``seen`` there, each rank ``rank-N.json``, and rank 0 now and then the
-number of its steps.
+and profiled. A process that imports torch writes ``seen`` there, each rank ``rank-N.json``, rank 0 now and then the
+number of its steps, and each process that was rank N to the end a file of its own, ``made-N-...``: two of them tell
+that several jobs have run at once.
 
 A step ends when the optimizer that stepped first has stepped after another backward pass: programs with several
 optimizers, with one for each parameter, or with one that steps group by group, as DeepSpeed's ZeRO does, count as
@@ -21,6 +22,7 @@ import json
 import math
 import os
 import resource
+import secrets
 import socket
 import sys
 import time
@@ -38,7 +40,7 @@ from hybridcomp.plugin import when_imported
 from hybridcomp.variables import COMPARE, REPLACE
 
 PLAN = {"warmup": int, "steps": int, "profiled": int}
-PROGRESS, SEEN = "progress.json", "seen"
+PROGRESS, SEEN, MADE = "progress.json", "seen", "made"
 # What a rank has done: all; all but reading its profile; fewer steps than it was to make; trained without others.
 DONE, STEPPED, EARLY, ALONE = "done", "stepped", "early", "alone"
 _TOLD_SECONDS = 1.0  # between two writes of the number of steps
@@ -260,6 +262,7 @@ class Recorder:
         """Write the record, and leave with all other ranks."""
         if self._record["state"] != DONE:
             self._record |= {"state": STEPPED, "count": self._count, "waiting": None}
+            write_text(self._folder / f"{MADE}-{self._record['rank']}-{secrets.token_hex(8)}", "")
             self._write(self._record)  # it is kept if the profiler brings down the process
             self._record |= {"state": DONE, "waiting": self._waiting()}
             self._write(self._record)

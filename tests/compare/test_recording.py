@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
+from hybridcomp.compare.runner import ProgramError, _read
 from hybridcomp.plugin import recording
 from hybridcomp.plugin.recording import Losses, Recorder, waiting_share
 
@@ -223,3 +224,25 @@ def test_what_was_measured_is_kept_if_reading_the_profile_fails(
         recorder.stepped(optimizer)
     record = json.loads((tmp_path / "rank-1.json").read_text())
     assert (record["state"], record["waiting"], len(record["seconds"])) == ("stepped", None, 10)
+
+
+def test_ranks_of_two_jobs_at_once_are_told_apart_from_those_of_one(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def join(self: Recorder) -> None:
+        names = {"host": "h", "hostname": "h", "backend": "gloo"}
+        self._record.update(state="early", rank=0, size=1, **names)
+
+    monkeypatch.setattr(Recorder, "_join", join)
+    for count in (1, 2):
+        again, optimizer = Recorder(tmp_path, 1, 10, 0), Optimizer()
+        for _ in range(10):
+            again.stepped(optimizer)
+        again.left()  # of a job that is started anew: it was no rank to the end
+        again._record["state"] = "early"
+        with pytest.raises(SystemExit):
+            again.stepped(optimizer)
+        if count == 1:
+            assert [one["rank"] for one in _read(tmp_path)] == [0]
+    with pytest.raises(ProgramError, match="2 processes were rank 0 at once"):
+        _read(tmp_path)
