@@ -8,6 +8,7 @@ earlier run are read with one error for all that can be wrong with them: one lin
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import math
 import os
@@ -134,6 +135,33 @@ def sync_folder(folder: Path) -> None:
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(number)
+    finally:
+        os.close(number)
+
+
+@contextmanager
+def alone_in(folder: StrPath) -> Iterator[None]:
+    """Keep other processes that do the same out of a folder within the block; make it.
+
+    It ends with the process, however that ends. Where a file system locks no folders, none is kept out.
+
+    Raises:
+        ConfigError: another process is in it, or it cannot be made.
+    """
+    place = Path(folder)
+    try:
+        _make_folder(place)
+        number = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {printable(place)}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another process is at work in {printable(place)}") from None
+        except OSError:
+            pass  # a network's file system, say
+        yield
     finally:
         os.close(number)
 

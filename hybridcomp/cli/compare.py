@@ -19,6 +19,7 @@ from hybridcomp.compare.plan import HOOK, POLICIES, Candidate, Plan, candidates_
 from hybridcomp.compare.results import results_of
 from hybridcomp.compare.runner import Done, end_comparison, run_comparison
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import alone_in
 from hybridcomp.launcher import inside_mpi, torchrun_variables
 
 EXAMPLES = """examples:
@@ -147,11 +148,12 @@ def main(argv: list[str]) -> int:
 
     end_on_signals()
     progress = style.console(sys.stderr, width=None if sys.stderr.isatty() else _FILE_WIDTH)
-    with Show(progress, plan) as show:
-        runs, notes = run_comparison(plan, arguments.out, show)
-    results = results_of(plan.candidates, runs, notes)
-    page = write_report(results, plan, arguments.out)
-    end_comparison(arguments.out)
+    with alone_in(arguments.out):
+        with Show(progress, plan) as show:
+            runs, notes = run_comparison(plan, arguments.out, show)
+        results = results_of(plan.candidates, runs, notes)
+        page = write_report(results, plan, arguments.out)
+        end_comparison(arguments.out)
     if arguments.json:
         style.say(json.dumps(as_json(results, plan), indent=1, allow_nan=False))
     else:

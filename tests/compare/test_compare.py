@@ -21,6 +21,7 @@ from hybridcomp.compare import runner
 from hybridcomp.compare.plan import Candidate, Plan, candidates_of, lab_of
 from hybridcomp.compare.runner import Done, ProgramError
 from hybridcomp.errors import ConfigError
+from hybridcomp.files import alone_in
 from tests.torch.harness import PATH
 from tests.warm import python
 
@@ -259,6 +260,13 @@ def test_a_policy_that_has_changed_is_run_again(tmp_path: Path, monkeypatch: pyt
         plan = Plan(["true"], candidates_of("p.toml,exact"), ranks=2, rounds=1)
         runner.run_comparison(plan, tmp_path / "out", Mock())
         assert sum(name != "as it is" for name in ran) == expected, (codec, ran)
+
+
+def test_two_comparisons_at_once_take_two_folders(tmp_path: Path) -> None:
+    with alone_in(tmp_path / "out"), pytest.raises(ConfigError, match=r"another process is at work in .*out"):
+        call(tmp_path / "out", "well")
+    with pytest.raises(ProgramError, match="stepped no optimizer"):
+        call(tmp_path / "out", "none")
 
 
 def test_an_output_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
