@@ -301,6 +301,9 @@ class Recorder:
         """Say at the process's exit how many steps there were, where the last one did not come."""
         if os.getpid() == self._pid and self._count and self._record.get("state") == EARLY:
             self._write(self._record | {"count": self._count})
+            if self._profiler is not None:  # one that runs when the process has ended ends it by SIGSEGV
+                with suppress(Exception):
+                    self._profiler.stop()
 
     def _write(self, record: dict[str, Any]) -> None:
         write_text(self._folder / f"rank-{record['rank']}.json", json.dumps(record) + "\n")

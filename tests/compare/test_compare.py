@@ -198,6 +198,7 @@ def test_in_a_lab_the_bytes_are_those_that_interfaces_of_its_hosts_counted(
         ("alone", "trains without torch.distributed"),
         ("none", "stepped no optimizer of PyTorch"),
         ("few", "made 9 optimizer steps, and 17 are needed"),
+        ("nearly", "made 13 optimizer steps, and 17 are needed"),
         ("stops", "no step ended for 12 s"),
     ],
 )
