@@ -14,6 +14,8 @@ from hybridcomp import __version__, variables
 from hybridcomp.errors import ConfigError
 from hybridcomp.lab import Rate
 from hybridcomp.policy import load_policy
+from hybridcomp.policy.auto.spec import NAME as AUTO
+from hybridcomp.policy.load import PRESETS
 
 BASELINE = "as it is"
 POLICIES = "exact,int8,hybrid,auto"
@@ -153,9 +155,11 @@ def candidates_of(policies: str) -> list[Candidate]:
         if not policy:
             raise ConfigError(f"--policies names {name!r} without a policy, as in {HOOK}int8")
         digest = load_policy(policy).digest
-        path = (
-            os.path.abspath(policy) if os.path.isfile(policy) else policy
-        )  # ranks may run in another folder
+        preset = (
+            policy in PRESETS or policy.partition(":")[0] == AUTO
+        )  # as for load_policy, whatever files there are
+        # Ranks may run in another folder.
+        path = os.path.abspath(policy) if not preset and os.path.isfile(policy) else policy
         how = {variables.HOOK.name: "1"} if name.startswith(HOOK) else {variables.REPLACE.name: "gloo,nccl"}
         candidate = Candidate(name, how | {variables.POLICY.name: path}, digest)
         if (other := folders.get(candidate.folder)) is not None:

@@ -357,6 +357,9 @@ def test_policies_have_files_of_any_name(tmp_path: Path, monkeypatch: pytest.Mon
             ["sh", "-c", f'{one.line}; printf %s "$HYBRIDCOMP_POLICY"'], capture_output=True, check=True
         )
         assert Path(os.fsdecode(said.stdout)).samefile(one.name)
+    for name in ("exact", "auto", "auto:safe"):  # a preset, whatever files there are
+        Path(name).touch()
+        assert candidates_of(name)[1].variables["HYBRIDCOMP_POLICY"] == name
     with pytest.raises(ConfigError, match=r"names 'a b.toml' and 'a_b.toml', whose files would be the same"):
         candidates_of(",".join(files[3:]))
 
