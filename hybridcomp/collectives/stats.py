@@ -141,8 +141,11 @@ def share_out(total: StatRow, kinds: Sequence[CallPart]) -> list[StatRow]:
         total: totals of the operation.
         kinds: its parts, at least one.
     """
-    elements = sum(kind.elements for kind in kinds)
-    rows, before, at = [], StatRow("", "", "", ""), 0
+    elements = 0
+    for kind in kinds:
+        elements += kind.elements
+    rows: list[StatRow] = []
+    before, at = None, 0
     for number, kind in enumerate(kinds, 1):
         at += kind.elements
         share = at / elements if elements else number / len(kinds)
@@ -155,9 +158,11 @@ def share_out(total: StatRow, kinds: Sequence[CallPart]) -> list[StatRow]:
         until.encode_seconds = total.encode_seconds * share
         until.wire_seconds = total.wire_seconds * share
         until.decode_seconds = total.decode_seconds * share
-        row = until.copy()
-        row.subtract(before)
-        row.calls = kind.calls
+        row = until
+        if before is not None:
+            row = until.copy()
+            row.subtract(before)
+            row.calls = kind.calls
         rows.append(row)
         before = until
     return rows

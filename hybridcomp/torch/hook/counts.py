@@ -52,10 +52,10 @@ class Counts:
             counts = found.setdefault(piece.kind, [0, 0])
             counts[0] += 1
             counts[1] += piece.size
-        return [
-            CallPart(codec, reason + self.apart, calls, elements)
-            for (codec, reason), (calls, elements) in found.items()
-        ]
+        kinds = []
+        for (codec, reason), (calls, elements) in found.items():
+            kinds.append(CallPart(codec, reason + self.apart, calls, elements))
+        return kinds
 
     def add_operation(self, call: Call) -> None:
         """Count an operation that has ended, each of its kinds as one; they name its pieces."""
@@ -70,5 +70,9 @@ class Counts:
         self._add(row)
 
     def _add(self, row: StatRow) -> None:
+        key = row.key
         with self._lock:
-            self._rows.setdefault(row.key, StatRow(*row.key)).add(row)
+            total = self._rows.get(key)
+            if total is None:
+                total = self._rows[key] = StatRow(*key)
+            total.add(row)

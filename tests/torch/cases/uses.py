@@ -59,7 +59,7 @@ def case_what_python_does_for_a_call_stays_little() -> None:
     for most, run in (
         (12, lambda: dist.all_reduce(tensor, group=group)),
         (25, lambda: dist.all_reduce(tensor, group=group, async_op=True).wait()),
-        (192, backward),  # of four parameters in one bucket
+        (200, backward),  # of four parameters in one bucket
     ):
         for _ in range(4):
             meet()
