@@ -4,10 +4,12 @@ hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/ddp.py --policy 'int8;int4
 
 The model is a transformer's encoder with 50 MB of float32 parameters; a step is forward and backward, whose
 gradients DDP averages meanwhile. ``local`` is the same step without DDP, while all ranks compute at once. A policy is
-a codec, ``+`` and a form of error feedback if it has one, used for every parameter from 64 KiB on. Gradients are
-compared with the exact average, and with the other ranks' bits, before a time is printed. PyTorch's PowerSGD gets one
-bucket: on gloo it aborts with more. With ``--onebit`` 1-bit Adam takes turns, too, after its warm-up, so that what is
-averaged, and compared, is its momentum; its step, which does not move the weights, is not timed, as no optimizer's is.
+a codec, ``+`` and a form of error feedback if it has one, used for every parameter from 64 KiB on, or a preset or
+``auto``, as it is; those that choose by measuring first take as many steps as that needs, in which no time counts.
+Gradients are compared with the exact average, and with the other ranks' bits, before a time is printed. PyTorch's
+PowerSGD gets one bucket: on gloo it aborts with more. With ``--onebit`` 1-bit Adam takes turns, too, after its warm-up,
+so that what is averaged, and compared, is its momentum; its step, which does not move the weights, is not timed, as no
+optimizer's is.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import hybridcomp.torch as hct
+from hybridcomp.policy.load import PRESETS
 
 _WIDTH, _LAYERS = 512, 4
 _ONE_BUCKET_MB = 1000
@@ -45,6 +48,7 @@ _LEAST_ALIKE = (
     0.1  # cosine of a step's gradients and the exact average's; of unrelated ones it is about 0.0003
 )
 _STEPS = 4  # steps in a turn; the first one, in caches that the other sides left, is not counted
+_SETTLING = 50  # steps in which a policy that chooses by measuring has chosen
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ class Side:
     error: float = 0.0
     identical: bool = True
     after: Callable[[], Any] | None = None  # called after a step, not timed
+    settling: int = 0  # steps before all turns
 
 
 def network() -> nn.Module:
@@ -116,8 +121,15 @@ def network() -> nn.Module:
     return nn.Sequential(*layers)
 
 
+def chooses(policy: str) -> bool:
+    """Return whether a policy chooses by measuring."""
+    return policy == "exact" or policy.partition(":")[0] == "auto"
+
+
 def policy_of(text: str) -> str:
-    """Write a policy file for ``codec`` or ``codec+feedback``; return its path."""
+    """Write a policy file for ``codec`` or ``codec+feedback``; return its path. A preset and ``auto`` need none."""
+    if chooses(text) or text in PRESETS:
+        return text
     codec, _, feedback = text.partition("+")
     entry = f'codec = "{codec}"' + (f', feedback = "{feedback}"' if feedback else "")
     with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
@@ -172,9 +184,11 @@ def sides_of(args: argparse.Namespace) -> list[Side]:
         ),
     ]
     for policy in args.policy.split(";"):
-        sides.append(Side("ours", policy, ddp(ours, mine(policy, ours), mb)))
+        settling = _SETTLING if chooses(policy) else 0
+        sides.append(Side("ours", policy, ddp(ours, mine(policy, ours), mb), settling=settling))
         if args.over_gloo:
-            sides.append(Side("ours", f"{policy} over gloo", ddp(gloo, mine(policy, gloo), mb)))
+            over = ddp(gloo, mine(policy, gloo), mb)
+            sides.append(Side("ours", f"{policy} over gloo", over, settling=settling))
         if args.alone and "+" not in policy:  # the backend knows no names, by which feedback is kept
             options = hct.Options(policy=policy_of(policy), axis="dp")
             group = dist.new_group(backend="hybridcomp", pg_options=options)
@@ -230,6 +244,12 @@ def measure(args: argparse.Namespace) -> list[Row]:
     sides, link = sides_of(args), Link()
     exact = torch.zeros(0)
     rounds = _WARMUP + args.iters
+    for side in sides:
+        for _ in tqdm(
+            range(side.settling), side.name, disable=None if WORLD.rank == 0 else True, leave=False
+        ):
+            with harness.bounded(args.timeout):
+                step(side.model, x, y)
     for i in tqdm(range(rounds), disable=None if WORLD.rank == 0 else True, leave=False):
         for side in sides:
             for j in range(_STEPS):
