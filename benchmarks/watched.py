@@ -53,7 +53,7 @@ def part(
     publisher, clock = None, 0
     if kind != "off":
         publisher = Counting(WORLD.rank, WORLD.size)
-        publisher.add(Entry(comm, comm._table.rows))
+        publisher.add(Entry(comm.session, comm.session.table.rows))
         publisher.start()
         until(lambda: publisher.looks > 0)
         if kind == "files":

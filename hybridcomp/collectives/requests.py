@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 from mpi4py import MPI
 
+from hybridcomp.arrays import Flat
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.callbacks import Call, callbacks
 from hybridcomp.collectives.execution.timeouts import check_timeout
@@ -33,7 +34,7 @@ called_back: set[object] = set()
 
 
 class Passer(Protocol):
-    """Communicator that passes operations to MPI."""
+    """Session of a communicator that passes operations to MPI."""
 
     def take_over(
         self, request: MPI.Request, op: str, peer: int | None, number: int, status: MPI.Status | None
@@ -51,7 +52,7 @@ class Passer(Protocol):
         """Return the seconds that any operation may take."""
 
 
-# Operation that MPI has, of which the engine knows nothing: its communicator, its name, the rank at the other end (None
+# Operation that MPI has, of which the engine knows nothing: its session, its name, the rank at the other end (None
 # for a collective), its number, and the time of its start by time.perf_counter.
 Begun = tuple[Passer, str, int | None, int, float]
 
@@ -315,6 +316,25 @@ def wait_for(operations: Sequence[engine.Request], timeout: float | None) -> Non
     deadline = None if timeout is None else time.monotonic() + check_timeout(timeout)
     for operation in operations:
         operation.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+
+def stored(request: engine.Request, *flats: Flat | None) -> engine.Request:
+    """Write packed results to the caller's memory once an operation has ended well; return its request."""
+
+    def write(_: Any) -> None:
+        if request.exception is not None:
+            return
+        for flat in flats:
+            if flat is None or flat.store is None:
+                continue
+            n, status = flat.size, request.status
+            if status is not None:
+                n = max(0, status.Get_elements(MPI.BYTE)) // flat.dtype.itemsize
+            flat.store(flat.data[:n])
+
+    if any(flat is not None and flat.store is not None for flat in flats):
+        request.add_done_callback(write)
+    return request
 
 
 @functools.cache

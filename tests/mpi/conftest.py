@@ -71,7 +71,7 @@ def communicator(policy: Any = "none", axis: str = "dp", timeout: float = _SECON
 
 def step_by_step(comm: hc.Communicator) -> hc.Communicator:
     """Have Python do the steps of a communicator's operations, as for arrays on a device, and not the engine."""
-    comm._programs = comm.message_programs = None
+    comm.session.programs = comm.session.message_programs = None
     return comm
 
 

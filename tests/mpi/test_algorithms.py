@@ -154,7 +154,9 @@ def reduce(
 ) -> None:
     """Reduce to a root by a codec."""
     out = None if recv is None else flatten(recv, writable=True)
-    flat_reductions.reduce(comm, flatten(send), out, op, root, codec=codec, algorithm=algorithm).wait()
+    flat_reductions.reduce(
+        comm.session, flatten(send), out, op, root, codec=codec, algorithm=algorithm
+    ).wait()
 
 
 @pytest.mark.parametrize(("codec", "dtype"), MANY)

@@ -39,7 +39,7 @@ def choices(comm: hc.Communicator) -> list:
 
 
 def alike(comm: hc.Communicator) -> bool:
-    mine = (comm.decider and comm.decider.version, comm._review_at, choices(comm))
+    mine = (comm.decider and comm.decider.version, comm.session.review_at, choices(comm))
     return all(one == mine for one in WORLD.allgather(mine))
 
 
@@ -81,9 +81,9 @@ def test_what_is_owed_is_never_lost_when_codecs_change(automatic):
         decision = comm.decider.watched()[0]
         none = dataclasses.replace(decision.options[0], codec=hc.get_codec("none"), feedback=None)
         decision.use(none, "the test says so")  # alike on all ranks
-        comm._review_at = NEVER  # or that would be reviewed
-        comm._choices.forget()
-        comm._reconsider()
+        comm.session.review_at = NEVER  # or that would be reviewed
+        comm.session._choices.forget()
+        comm.session.reconsider()
         x = np.zeros(N, np.float32)
         comm.Allreduce(x, out, name="w")
         verdict(float(np.abs(out - kept).max()) < 1e-4, "none sends what is owed")
@@ -109,9 +109,9 @@ def test_what_is_owed_is_sent_under_every_name(automatic):
     verdict(all(float(np.abs(error).max()) > 1e-3 for error in kept.values()), "something is owed")
     decision = comm.decider.watched()[0]
     decision.use(dataclasses.replace(decision.options[0], codec=hc.get_codec("none"), feedback=None), "test")
-    comm._review_at = NEVER
-    comm._choices.forget()
-    comm._reconsider()
+    comm.session.review_at = NEVER
+    comm.session._choices.forget()
+    comm.session.reconsider()
     x = np.zeros(N, np.float32)
     for name in names:
         comm.Allreduce(x, out, name=name)

@@ -77,7 +77,7 @@ def ways(comm: hc.Communicator, op: str, spec: str, done: set[tuple[str, str, st
     codec = hc.get_codec(spec)
     if codec.linear:
         return [None] if op == "all_reduce" else []
-    names = [a.name for a in ALGORITHMS[op].values() if refusal(a, comm._topology, codec) is None]
+    names = [a.name for a in ALGORITHMS[op].values() if refusal(a, comm.session.topology, codec) is None]
     new = [name for name in names if THOROUGH or (op, spec, name) not in done]
     done.update((op, spec, name) for name in new)
     return [None] if spec == "none" and new else list(new)

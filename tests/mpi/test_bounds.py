@@ -35,14 +35,16 @@ def comm(request, monkeypatch) -> hc.Communicator:
 
 def able(comm: hc.Communicator, kind: str, spec: str) -> list[str]:
     return [
-        a.name for a in ALGORITHMS[kind].values() if refusal(a, comm._topology, hc.get_codec(spec)) is None
+        a.name
+        for a in ALGORITHMS[kind].values()
+        if refusal(a, comm.session.topology, hc.get_codec(spec)) is None
     ]
 
 
 def shares(comm: hc.Communicator, kind: str, op: object) -> list[float]:
     """Return the bounds of each algorithm's messages."""
     promises = [ALGORITHMS[kind][name].promise for name in able(comm, kind, "bounded")]
-    return [ABS / float(one.encodings(comm._topology, mean=op == "avg")) for one in promises]
+    return [ABS / float(one.encodings(comm.session.topology, mean=op == "avg")) for one in promises]
 
 
 def values(comm: hc.Communicator, kind: str, op: object, dtype: str, rank: int) -> np.ndarray:

@@ -25,7 +25,9 @@ def sixteenths(n: int, rank: int = ME, dtype: str = "float32") -> np.ndarray:
 
 def algorithms(comm: hc.Communicator) -> list[str]:
     codec = hc.get_codec("exponent")
-    return [a.name for a in ALGORITHMS["all_reduce"].values() if refusal(a, comm._topology, codec) is None]
+    return [
+        a.name for a in ALGORITHMS["all_reduce"].values() if refusal(a, comm.session.topology, codec) is None
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])

@@ -202,8 +202,8 @@ def test_the_engine_sums_integers_by_every_algorithm(both, monkeypatch, dtype):
     monkeypatch.setattr(starting, "run_schedule", refuse)
     wrong = []
     for algorithm in algorithms(topology, "none"):
-        comm._chooser._forced = {"all_reduce": algorithm}
-        comm._chooser._choices.clear()
+        comm.session._chooser._forced = {"all_reduce": algorithm}
+        comm.session._chooser._choices.clear()
         for op in FOLDS if dtype.startswith("u") else ("sum",):
             for n in (1, 130, 10_001):
                 array = integers(n, dtype, WORLD.rank)

@@ -54,7 +54,7 @@ def test_the_engine_has_the_bits_of_python(both, codec):
     wrong = []
     for n in SIZES:
         for dtype in ("float32", "float64", "float16"):
-            assert P == 1 or compiled._programs.find(key(codec, n, dtype), "oktopk") is not None
+            assert P == 1 or compiled.session.programs.find(key(codec, n, dtype), "oktopk") is not None
             for op in (MPI.SUM, "avg"):
                 x, results = gaussian(n, dtype=dtype), []
                 for comm in (compiled, generated):
@@ -64,7 +64,7 @@ def test_the_engine_has_the_bits_of_python(both, codec):
                     results += [bits(apart), bits(in_place)]
                 if len(set(results)) > 1:
                     wrong.append((n, dtype, op))
-    assert generated._programs is None
+    assert generated.session.programs is None
     verdict(not wrong, str(wrong))
 
 

@@ -122,7 +122,7 @@ def test_a_pickle_of_odd_length_that_was_looked_into_is_still_a_pickle(make):
         for request in requests:
             request.wait()
         verdict(got == texts, take)
-    verdict(comm._unexpected is not None, "neither was odd")
+    verdict(comm.session.unexpected is not None, "neither was odd")
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -185,7 +185,7 @@ def test_who_is_chosen():
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_cannot_be_is_refused(make, algorithm):
-    chooser = make()._chooser
+    chooser = make().session._chooser
     for codec, form, why in (
         ("int8", "ef", "int8 is not a sparse codec; allowed: "),
         ("topk:ratio=0.1", "ef21", "no error feedback of the form ef21; allowed: "),

@@ -23,7 +23,7 @@ from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.memory import together
-from hybridcomp.collectives.mpi_starting import MpiStarter
+from hybridcomp.collectives.session import Session
 from hybridcomp.collectives.starting import Operands
 from hybridcomp.device import DeviceArray
 from hybridcomp.policy import Choice, check_feedback, place
@@ -33,7 +33,7 @@ _FRAMED_MODES = {"Ibsend": "Isend", "Irsend": "Isend"}
 
 
 def send(
-    comm: MpiStarter,
+    session: Session,
     data: Flat,
     dest: int,
     tag: int,
@@ -47,24 +47,24 @@ def send(
     """Start a send.
 
     Args:
-        comm: communicator that sends.
+        session: session of the communicator that sends.
         data: buffer to send.
         dest, tag: as in MPI.
         name, phase, codec: as in :class:`~hybridcomp.collectives.communicator.Communicator`.
         mode: name of MPI's method.
         frame: whether to encode the message whatever the policy says.
     """
-    comm.check_rank(dest, "dest")
+    session.check_rank(dest, "dest")
     device = together(data)
-    choice = choose_send(comm, data, name, phase, codec)
+    choice = choose_send(session, data, name, phase, codec)
     framed = frame or choice.compresses
-    call = comm.new_call("send", choice, data.nbytes, data.nbytes, peer=dest)
+    call = session.new_call("send", choice, data.nbytes, data.nbytes, peer=dest)
     if call.traced:
-        call.place = {"peer": comm.world_ranks[dest], "tag": tag}
-    t = comm.message_transport
+        call.place = {"peer": session.world_ranks[dest], "tag": tag}
+    t = session.message_transport
     if not framed:
         post = getattr(t.comm, mode)
-        return comm.start_native(
+        return session.start_native(
             lambda s, _, ticket, events: native(
                 lambda: t.start(dest, lambda: post(raw(s), dest, tag)), ticket, events, dest
             ),
@@ -74,17 +74,17 @@ def send(
             transport=t,
         )
     carrier = Carrier(t, choice.codec, data.dtype, call)
-    link = _link(comm, choice)
+    link = _link(session, choice)
     mode = _FRAMED_MODES.get(mode, mode)
-    programs = _programs_now(comm, device)
+    programs = _programs_now(session, device)
     if programs is not None and link is None and mode == "Isend" and dest in t.contacts.met:
         program = programs.send(choice.codec, data.dtype, data.size)
         if program is not None:
-            return comm.start_posted(sending(program, data, dest, tag, carrier), call, common=False)
+            return session.start_posted(sending(program, data, dest, tag, carrier), call, common=False)
     encodes = bool(device) and has_driver(choice.codec) and link is None
     if encodes:
         carrier = DeviceCarrier(t, choice.codec, data.dtype, call, device)
-    return comm.start_native(
+    return session.start_native(
         lambda s, _, ticket, _events: p2p.send_message(carrier, s, dest, tag, mode, ticket, link),
         call,
         Operands(data, None, device),
@@ -95,7 +95,7 @@ def send(
 
 
 def recv(
-    comm: MpiStarter,
+    session: Session,
     out: Flat,
     source: int,
     tag: int,
@@ -104,13 +104,13 @@ def recv(
 ) -> Request:
     """Start a receive; the request's ``status``, which the caller may give, tells source and count."""
     if source != MPI.ANY_SOURCE:
-        comm.check_rank(source, "source")
+        session.check_rank(source, "source")
     status = MPI.Status() if status is None else status
-    call = comm.new_plain_call("recv", out.nbytes, 0)
-    t = comm.message_transport
+    call = session.new_plain_call("recv", out.nbytes, 0)
+    t = session.message_transport
     device = together(out)
-    if not may_be_encoded(comm, out.dtype, codec):
-        return comm.start_native(
+    if not may_be_encoded(session, out.dtype, codec):
+        return session.start_native(
             lambda _, r, ticket, events: native(
                 lambda: t.comm.Irecv(raw(r), source, tag), ticket, events, source, status
             ),
@@ -120,19 +120,19 @@ def recv(
             transport=t,
             status=status,
         )
-    codecs = codecs_of(comm, codec)
+    codecs = codecs_of(session, codec)
     carrier = Carrier(t, NONE, out.dtype, call)
-    programs = _programs_now(comm, device)
+    programs = _programs_now(session, device)
     if programs is not None:
         program = programs.recv(codecs, out.dtype, out.size)
         if program is not None:
             steps = receiving(program, out, source, tag, status, carrier)
-            return comm.start_posted(steps, call, status=status, common=False)
+            return session.start_posted(steps, call, status=status, common=False)
     longest = p2p.room(codecs, out.size, out.dtype)
     if device:
         direct = t.direct and all(map(has_driver, codecs))
         carrier = DeviceCarrier(t, NONE, out.dtype, call, device, direct=direct, others=codecs)
-    return comm.start_native(
+    return session.start_native(
         lambda _, r, ticket, _events: p2p.receive_message(carrier, r, longest, source, tag, status, ticket),
         call,
         Operands(None, out, device),
@@ -143,10 +143,10 @@ def recv(
     )
 
 
-def recv_drawn(comm: MpiStarter, message: Drawn, out: Flat, status: MPI.Status) -> Request:
+def recv_drawn(session: Session, message: Drawn, out: Flat, status: MPI.Status) -> Request:
     """Start to receive a message that a probe has taken from MPI."""
-    call = comm.new_plain_call("recv", out.nbytes, 0)
-    t = comm.message_transport
+    call = session.new_plain_call("recv", out.nbytes, 0)
+    t = session.message_transport
     device = together(out)
     carrier = Carrier(t, NONE, out.dtype, call)
 
@@ -154,24 +154,24 @@ def recv_drawn(comm: MpiStarter, message: Drawn, out: Flat, status: MPI.Status) 
         return receive_drawn(carrier, message, r, status)
 
     if not device:
-        return comm.start_steps(steps(None, out), call, status=status, common=False)
+        return session.start_steps(steps(None, out), call, status=status, common=False)
 
     def written() -> list[tuple[int, int]]:
         return [(0, status.Get_count(MPI.BYTE))]
 
     staged = through_host(t, device, None, out, steps, written=written)
-    return comm.start_steps(staged, call, status=status, common=False)
+    return session.start_steps(staged, call, status=status, common=False)
 
 
 def recv_array(
-    comm: MpiStarter, source: int, tag: int, most_bytes: int, status: MPI.Status | None, match: Match
+    session: Session, source: int, tag: int, most_bytes: int, status: MPI.Status | None, match: Match
 ) -> tuple[Request, list[Any]]:
     """Start to receive a framed message of any length; return the request, and a list that will hold the array."""
     if source != MPI.ANY_SOURCE:
-        comm.check_rank(source, "source")
+        session.check_rank(source, "source")
     status = MPI.Status() if status is None else status
-    call = comm.new_plain_call("recv", 0, 0)
-    carrier = Carrier(comm.message_transport, NONE, DType.UINT8, call)
+    call = session.new_plain_call("recv", 0, 0)
+    carrier = Carrier(session.message_transport, NONE, DType.UINT8, call)
     arrays: list[Any] = []
 
     def keep(dtype: DType, n: int) -> Array:
@@ -180,40 +180,40 @@ def recv_array(
         return values
 
     steps = receive_array(carrier, keep, most_bytes, source, tag, status, match)
-    return comm.start_steps(steps, call, status=status, common=False), arrays
+    return session.start_steps(steps, call, status=status, common=False), arrays
 
 
-def _programs_now(comm: MpiStarter, device: list[DeviceArray]) -> MessagePrograms | None:
+def _programs_now(session: Session, device: list[DeviceArray]) -> MessagePrograms | None:
     """Return the engine's programs, which post at once; None where a message may not be posted now."""
-    return None if device or not comm.message_transport.post_queue.empty else comm.message_programs
+    return None if device or not session.message_transport.post_queue.empty else session.message_programs
 
 
 def choose_send(
-    comm: MpiStarter, data: Flat, name: str | None, phase: str | None, codec: CodecLike
+    session: Session, data: Flat, name: str | None, phase: str | None, codec: CodecLike
 ) -> Choice:
     """Choose the codec of a send; ``none`` for elements other than floats."""
-    choice = comm.choose("send", data, name, phase, codec)
+    choice = session.choose("send", data, name, phase, codec)
     if choice.compresses and not data.dtype.is_float:
         return Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
     return choice
 
 
-def _link(comm: MpiStarter, choice: Choice) -> Link | None:
+def _link(session: Session, choice: Choice) -> Link | None:
     """Return the memory of the link that the program names around a compressed send; None for none."""
     name = place().link
     if name is None or (choice.feedback is None and choice.codec.name != "powersgd"):
         return None
     check_feedback("send", choice.codec, choice.feedback)
-    return Link((comm.axis, name), choice.feedback, comm.feedback, comm.warm)
+    return Link((session.axis, name), choice.feedback, session.feedback, session.warm)
 
 
-def codecs_of(comm: MpiStarter, codec: CodecLike) -> tuple[Any, ...]:
+def codecs_of(session: Session, codec: CodecLike) -> tuple[Any, ...]:
     """Return the codecs that may carry a message on this axis, or with this call's codec."""
     if isinstance(codec, Choice):
         return (codec.codec,)
-    return comm.policy.codecs(comm.axis, "send") if codec is None else (get_codec(codec),)
+    return session.policy.codecs(session.axis, "send") if codec is None else (get_codec(codec),)
 
 
-def may_be_encoded(comm: MpiStarter, dtype: DType, codec: CodecLike) -> bool:
+def may_be_encoded(session: Session, dtype: DType, codec: CodecLike) -> bool:
     """Tell whether sends of a dtype may be compressed here, with the same answer at both ends for any size."""
-    return dtype.is_float and any(c.name != "none" for c in codecs_of(comm, codec))
+    return dtype.is_float and any(c.name != "none" for c in codecs_of(session, codec))

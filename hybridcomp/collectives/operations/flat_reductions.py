@@ -26,9 +26,8 @@ from hybridcomp.collectives.execution.mpi_collectives import (
 from hybridcomp.collectives.execution.mpi_ops import fold_of, same_on_all
 from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.memory import copied, overlap, same_memory, together
-from hybridcomp.collectives.mpi_starting import MpiStarter
 from hybridcomp.collectives.operations.flat_parts import allreduce_encoded, remembering
-from hybridcomp.collectives.session import Op
+from hybridcomp.collectives.session import Op, Session
 from hybridcomp.collectives.starting import Operands
 from hybridcomp.collectives.stats import Call, allreduce_bytes
 from hybridcomp.collectives.vectors import following
@@ -47,7 +46,7 @@ def check_operator(op: Op) -> None:
 
 
 def choose_sum(
-    comm: MpiStarter,
+    session: Session,
     op_name: str,
     data: Flat,
     op: Op,
@@ -61,7 +60,7 @@ def choose_sum(
     check_operator(op)
     if op not in (MPI.SUM, AVG):
         return Choice(NONE, None, "neither sum nor average")
-    choice = comm.choose(op_name, data, name, phase, codec, ahead=ahead)
+    choice = session.choose(op_name, data, name, phase, codec, ahead=ahead)
     if choice.codec.linear and op_name != "all_reduce":
         return Choice(NONE, None, f"{choice.codec.name} only all-reduces")
     if choice.compresses and not data.dtype.is_float:
@@ -80,7 +79,7 @@ def uses_schedule(choice: Choice, data: Flat, op: Op) -> bool:
 
 
 def allreduce(
-    comm: MpiStarter,
+    session: Session,
     send: Flat,
     recv: Flat,
     op: Op,
@@ -95,7 +94,7 @@ def allreduce(
     """Start an all-reduce of ``send`` into ``recv``.
 
     Args:
-        comm: communicator to reduce on.
+        session: session of the communicator to reduce on.
         send, recv: buffers of one size and dtype; may be the same memory.
         op: reduction operator.
         name, phase, codec, algorithm: as in :class:`~hybridcomp.collectives.communicator.Communicator`.
@@ -103,18 +102,18 @@ def allreduce(
         framed: whether messages are encoded even by ``none``, and ``algorithm`` decides in which order ranks are
             summed.
     """
-    p = comm.size
+    p = session.size
     device = together(send, recv)
     if overlap(send, recv) and not same_memory(send.data, recv.data):
         send = copied(send)
-    choice = choose_sum(comm, "all_reduce", recv, op, name, phase, codec)
+    choice = choose_sum(session, "all_reduce", recv, op, name, phase, codec)
     about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
-    call = comm.new_call("all_reduce", choice, recv.nbytes, allreduce_bytes(recv.nbytes, p), **about)
+    call = session.new_call("all_reduce", choice, recv.nbytes, allreduce_bytes(recv.nbytes, p), **about)
     operands, reduction = Operands(send, recv, device), reduction_of(op)
     request: Request | None
     if framed or choice.codec.linear or uses_schedule(choice, recv, op):
         request = allreduce_encoded(
-            comm,
+            session,
             operands,
             choice,
             call,
@@ -127,16 +126,16 @@ def allreduce(
     else:
         fold = fold_of(op, recv.dtype)
         key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction, fold=fold)
-        start = comm.find_compiled(key, algorithm)
+        start = session.find_compiled(key, algorithm)
         if start is not None and device:  # MPI may add up there
             call.memory, start = "device", None
         request = None if start is None else start(call, operands)
-    sums = not (device and comm.cuda_aware.collectives)
-    return request or _reduced(comm, comm.mpi.Iallreduce, op, (), call, operands, sums=sums)
+    sums = not (device and session.cuda_aware.collectives)
+    return request or _reduced(session, session.mpi.Iallreduce, op, (), call, operands, sums=sums)
 
 
 def reduce_scatter_block(
-    comm: MpiStarter,
+    session: Session,
     send: Flat,
     recv: Flat,
     op: Op,
@@ -146,36 +145,38 @@ def reduce_scatter_block(
     algorithm: str | None = None,
 ) -> Request:
     """Start a reduce-scatter of equal blocks: rank r gets block r of the sum of ``send`` in ``recv``."""
-    p = comm.size
+    p = session.size
     device = together(send, recv)
     if send.size != p * recv.size:
         raise ValueError(
             f"reduce_scatter of {send.size} elements on {p} ranks needs {send.size / p:g}, not {recv.size}"
         )
-    own = send.data[comm.rank * recv.size : (comm.rank + 1) * recv.size]
+    own = send.data[session.rank * recv.size : (session.rank + 1) * recv.size]
     if overlap(send, recv) and not same_memory(own, recv.data):
         send = copied(send)
-    choice = choose_sum(comm, "reduce_scatter", send, op, name, phase, codec)
+    choice = choose_sum(session, "reduce_scatter", send, op, name, phase, codec)
     about = {"count": send.size, "dtype": send.dtype, "reduction": op, "name": name}
-    call = comm.new_call("reduce_scatter", choice, send.nbytes, (p - 1) * recv.nbytes, **about)
+    call = session.new_call("reduce_scatter", choice, send.nbytes, (p - 1) * recv.nbytes, **about)
     if choice.codec.linear or not uses_schedule(choice, send, op):
         key = OperationKey.of("reduce_scatter", choice, send.dtype, (recv.size,) * p, reduction_of(op))
-        request = comm.start_sparing(key, call, Operands(send, recv, device))
+        request = session.start_sparing(key, call, Operands(send, recv, device))
         if request is not None:
             return request
         if overlap(send, recv):
             send = copied(send)
-        return _reduced(comm, comm.mpi.Ireduce_scatter_block, op, (), call, Operands(send, recv, device))
-    feedback, form = remembering(comm, "reduce_scatter", choice, name, send.size)
+        return _reduced(
+            session, session.mpi.Ireduce_scatter_block, op, (), call, Operands(send, recv, device)
+        )
+    feedback, form = remembering(session, "reduce_scatter", choice, name, send.size)
     counts = (recv.size,) * p
     key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, reduction_of(op), feedback=form)
-    return comm.start_scheduled(
+    return session.start_scheduled(
         key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback
     )
 
 
 def reduce_scatter(
-    comm: MpiStarter,
+    session: Session,
     send: Flat,
     recv: Flat,
     counts: Sequence[int],
@@ -185,39 +186,39 @@ def reduce_scatter(
     codec: CodecLike,
 ) -> Request:
     """Start a reduce-scatter of parts of any size: rank r gets part r of the sum of ``send`` in ``recv``."""
-    if len(counts) != comm.size or send.size != sum(counts) or recv.size != counts[comm.rank]:
+    if len(counts) != session.size or send.size != sum(counts) or recv.size != counts[session.rank]:
         raise ValueError(
-            f"reduce_scatter of {send.size} elements into {recv.size} on rank {comm.rank} of {comm.size} does not "
-            f"fit the counts {', '.join(map(str, counts))}"
+            f"reduce_scatter of {send.size} elements into {recv.size} on rank {session.rank} of {session.size} does "
+            f"not fit the counts {', '.join(map(str, counts))}"
         )
     if len(set(counts)) == 1:
-        return reduce_scatter_block(comm, send, recv, op, name, phase, codec)
+        return reduce_scatter_block(session, send, recv, op, name, phase, codec)
     device = together(send, recv)
     if overlap(send, recv) or not recv.size:  # MPI checks the address of an empty buffer, too
         send = copied(send)
-    choice = choose_sum(comm, "reduce_scatter", send, op, name, phase, codec)
+    choice = choose_sum(session, "reduce_scatter", send, op, name, phase, codec)
     about = {"counts": counts, "dtype": send.dtype, "reduction": op, "name": name}
-    call = comm.new_call("reduce_scatter", choice, send.nbytes, send.nbytes - recv.nbytes, **about)
+    call = session.new_call("reduce_scatter", choice, send.nbytes, send.nbytes - recv.nbytes, **about)
     extents = tuple(following(counts))
     key = OperationKey.of(
         "reduce_scatter", choice, send.dtype, tuple(counts), reduction_of(op), sends=extents
     )
     if choice.codec.linear or not uses_schedule(choice, send, op):
-        request = comm.start_sparing(key, call, Operands(send, recv, device))
+        request = session.start_sparing(key, call, Operands(send, recv, device))
         if request is not None:
             return request
 
         def post(a: Any, b: Any, mpi_op: MPI.Op) -> MPI.Request:
-            return comm.mpi.Ireduce_scatter(a, b, counts, mpi_op)
+            return session.mpi.Ireduce_scatter(a, b, counts, mpi_op)
 
-        return _reduced(comm, post, op, (), call, Operands(send, recv, device))
-    feedback, form = remembering(comm, "reduce_scatter", choice, name, send.size)
+        return _reduced(session, post, op, (), call, Operands(send, recv, device))
+    feedback, form = remembering(session, "reduce_scatter", choice, name, send.size)
     key = key._replace(feedback=form)
-    return comm.start_scheduled(key, call, Operands(send, recv, device), feedback=feedback)
+    return session.start_scheduled(key, call, Operands(send, recv, device), feedback=feedback)
 
 
 def reduce(
-    comm: MpiStarter,
+    session: Session,
     send: Flat,
     recv: Flat | None,
     op: Op,
@@ -228,36 +229,38 @@ def reduce(
     algorithm: str | None = None,
 ) -> Request:
     """Start a reduction to ``root``; elsewhere ``recv`` is not used."""
-    comm.check_rank(root, "root")
-    recv = recv if comm.rank == root else None
+    session.check_rank(root, "root")
+    recv = recv if session.rank == root else None
     device = together(send, recv)
     if recv is not None and overlap(send, recv) and not same_memory(send.data, recv.data):
         send = copied(send)
     about = {"count": send.size, "dtype": send.dtype, "reduction": op, "root": root}
-    choice = choose_sum(comm, "reduce", send, op, name, phase, codec)
-    call = comm.new_call("reduce", choice, send.nbytes, 0 if comm.rank == root else send.nbytes, **about)
+    choice = choose_sum(session, "reduce", send, op, name, phase, codec)
+    call = session.new_call(
+        "reduce", choice, send.nbytes, 0 if session.rank == root else send.nbytes, **about
+    )
     if not choice.compresses:
-        return _reduced(comm, comm.mpi.Ireduce, op, (root,), call, Operands(send, recv, device))
-    if comm.rank == root and (recv is None or (recv.size, recv.dtype) != (send.size, send.dtype)):
+        return _reduced(session, session.mpi.Ireduce, op, (root,), call, Operands(send, recv, device))
+    if session.rank == root and (recv is None or (recv.size, recv.dtype) != (send.size, send.dtype)):
         what = "none" if recv is None else f"{recv.size} {recv.dtype.label}"
         raise ValueError(
             f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
         )
     key = OperationKey.of("reduce", choice, send.dtype, (send.size,), reduction_of(op), root=root)
-    return comm.start_scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
+    return session.start_scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
 
 
-def barrier(comm: MpiStarter) -> Request:
+def barrier(session: Session) -> Request:
     """Start a barrier."""
-    return comm.start_native(
-        lambda _s, _r, ticket, events: native(comm.mpi.Ibarrier, ticket, events),
-        comm.new_plain_call("barrier", 0, 0),
+    return session.start_native(
+        lambda _s, _r, ticket, events: native(session.mpi.Ibarrier, ticket, events),
+        session.new_plain_call("barrier", 0, 0),
         Operands(),
     )
 
 
 def _reduced(
-    comm: MpiStarter,
+    session: Session,
     post: Any,
     op: Op,
     extra: tuple[int, ...],
@@ -267,13 +270,13 @@ def _reduced(
     sums: bool = False,
 ) -> Request:
     """Start one of MPI's reductions; for ``sums`` see :func:`.same_on_all`."""
-    by = comm.size if op == AVG else 1
+    by = session.size if op == AVG else 1
     assert operands.send is not None
     dtype = operands.send.dtype
     named = op if isinstance(op, MPI.Op) else MPI.SUM
     mpi_op = same_on_all(named, datatype(dtype.accumulator), sums=sums)
     plain = mpi_op is named and reduces_directly(dtype, by)  # what is not MPI's own reduces on the host
-    return comm.start_native(
+    return session.start_native(
         lambda s, r, ticket, events: reduce_native(
             lambda a, b: post(a, b, mpi_op, *extra), s, r, by, ticket, events
         ),

@@ -1,9 +1,12 @@
-"""Provide mpi4py's sends and receives."""
+"""Provide mpi4py's sends and receives.
+
+Where a policy compresses sends on an axis, both ends must be communicators of this package.
+"""
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,468 +17,476 @@ from hybridcomp.collectives.buffers import Spec, check, datatype_of, in_memory, 
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.datatypes import BY_HANDLE, ForeignBufferError
 from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.fast_path_cache import Key, Kind
 from hybridcomp.collectives.memory import copied
 from hybridcomp.collectives.operations import flat_p2p
-from hybridcomp.collectives.operations.fast_path_cache import Key, Kind
-from hybridcomp.collectives.operations.probes import AsBytes, Probes
-from hybridcomp.collectives.operations.uncompressed import stored
-from hybridcomp.collectives.requests import Request, wait_for
+from hybridcomp.collectives.operations.probes import (
+    AsBytes,
+    match,
+    post_receive,
+    start_receive,
+    takes_back,
+)
+from hybridcomp.collectives.operations.uncompressed import Operates
+from hybridcomp.collectives.requests import Request, stored, wait_for
+from hybridcomp.collectives.session import Session
 
 Buffer = Any
 
 _MOST_BYTES = 1 << 32  # default limit on a message of unknown length
 
 
-class PointToPoint(Probes):
-    """Methods for sends and receives of a communicator, as in mpi4py.
+# -- sends -----------------------------------------------------------------------------------------------
 
-    Where a policy compresses sends on an axis, both ends must be communicators of this package.
-    """
 
-    # -- sends ---------------------------------------------------------------------------------------
+def Send(
+    comm: Operates,
+    buf: Buffer,
+    dest: int,
+    tag: int = 0,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> None:
+    """Send to ``dest``. With ``codec=``, the receiver must give the same codec."""
+    if dest in comm.fast_path.met and comm.fast_path.sent(
+        ("send", 0, name, phase, codec), _single, buf, dest, tag, None
+    ):
+        return
+    if (nbytes := comm.pass_through.passes("send", codec, buf)) >= 0:
+        return comm.pass_through.run("send", comm.session.p2p.Isend, (buf, dest, tag), nbytes, dest)
+    return start_send(comm, buf, dest, tag, name, phase, codec, "Isend").wait()
 
-    def Send(
-        self,
-        buf: Buffer,
-        dest: int,
-        tag: int = 0,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> None:
-        """Send to ``dest``. With ``codec=``, the receiver must give the same codec."""
-        if dest in self._met and self._sent(
-            ("send", 0, name, phase, codec), self._single, buf, dest, tag, None
-        ):
-            return
-        if (nbytes := self._passes("send", codec, buf)) >= 0:
-            return self._run_by_mpi("send", self._p2p.Isend, (buf, dest, tag), nbytes, dest)
-        return self.start_send(buf, dest, tag, name, phase, codec, "Isend").wait()
 
-    def Isend(
-        self,
-        buf: Buffer,
-        dest: int,
-        tag: int = 0,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> Request:
-        """Start :meth:`Send`; returns at once. The buffer must stay unchanged until the request is done."""
-        if codec is None and (sends := self._sends) is not None:
-            request: Request | None = sends.begin(self, buf, dest, tag)
-            if request is not None:
-                return request
-        if (nbytes := self._passes("send", codec, buf)) >= 0:
-            return self._begin_by_mpi("send", self._p2p.Isend, (buf, dest, tag), nbytes, dest)
-        return Request(self.start_send(buf, dest, tag, name, phase, codec, "Isend"))
-
-    def Ssend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
-        """Send as :meth:`Send` does, and wait until the receive has begun."""
-        self.Issend(buf, dest, tag, **ours).wait()
-
-    def Issend(
-        self,
-        buf: Buffer,
-        dest: int,
-        tag: int = 0,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> Request:
-        """Start :meth:`Ssend`."""
-        if (nbytes := self._passes("send", codec, buf)) >= 0:
-            return self._begin_by_mpi("send", self._p2p.Issend, (buf, dest, tag), nbytes, dest)
-        return Request(self.start_send(buf, dest, tag, name, phase, codec, "Issend"))
-
-    def Rsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
-        """Send as :meth:`Send` does, where the receive has been started."""
-        self.Irsend(buf, dest, tag, **ours).wait()
-
-    def Irsend(
-        self,
-        buf: Buffer,
-        dest: int,
-        tag: int = 0,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> Request:
-        """Start :meth:`Rsend`."""
-        if (nbytes := self._passes("send", codec, buf)) >= 0:
-            return self._begin_by_mpi("send", self._p2p.Irsend, (buf, dest, tag), nbytes, dest)
-        return Request(self.start_send(buf, dest, tag, name, phase, codec, "Irsend"))
-
-    def Bsend(self, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
-        """Send as :meth:`Send` does, through the buffer attached to MPI; compressed data are in a separate buffer."""
-        self.Ibsend(buf, dest, tag, **ours)
-
-    def Ibsend(
-        self,
-        buf: Buffer,
-        dest: int,
-        tag: int = 0,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> Request:
-        """Start :meth:`Bsend`."""
-        if (nbytes := self._passes("send", codec, buf)) >= 0:
-            return self._begin_by_mpi("send", self._p2p.Ibsend, (buf, dest, tag), nbytes, dest)
-        return Request(self.start_send(buf, dest, tag, name, phase, codec, "Ibsend"))
-
-    def start_send(
-        self,
-        buf: Buffer,
-        dest: int,
-        tag: int,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-        mode: str = "Isend",
-    ) -> engine.Request:
-        """Start :meth:`Isend` as an operation without an MPI request."""
-        if mode == "Isend" and dest in self._met:
-            key = ("send", 0, name, phase, codec)
-            request = self._begun(key, self._single, (buf, dest, tag), None, dest)
-            if request is not None:
-                return request
-        try:
-            if dest == MPI.PROC_NULL:
-                raise ForeignBufferError("nobody gets it")
-            flat = parse(buf)
-        except ForeignBufferError:
-            post = getattr(self._p2p, mode)
-            nobody = dest == MPI.PROC_NULL
-            return self._foreign_message(
-                "send",
-                lambda: self.message_transport.start(dest, lambda: post(buf, dest, tag)),
-                dest,
-                None if nobody else codec,
-            )
-        return flat_p2p.send(self, flat, dest, tag, name, phase, codec, mode=mode)
-
-    # -- receives ------------------------------------------------------------------------------------
-
-    def Recv(
-        self,
-        buf: Buffer,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-        *,
-        codec: CodecLike = None,
-    ) -> None:
-        """Receive into ``buf``, which may be larger than the message.
-
-        ``status`` is filled with source, tag and count of the sent elements, before any compression.
-        """
-        if self._unexpected is None:
-            if self._sent(("recv", 0, None, None, codec), self._single, buf, source, tag, status):
-                return
-            if (nbytes := self._passes("recv", codec, buf)) >= 0:
-                return self._recv_by_mpi(buf, nbytes, source, tag, status)
-        return self.start_recv(buf, source, tag, codec, status).wait()
-
-    def Irecv(
-        self, buf: Buffer, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, *, codec: CodecLike = None
-    ) -> Request:
-        """Start :meth:`Recv`; returns at once."""
-        if codec is None and (receives := self._receives) is not None:
-            begun: Request | None = receives.begin(self, buf, source, tag)
-            if begun is not None:
-                return begun
-        if self._unexpected is None and (nbytes := self._passes("recv", codec, buf)) >= 0:
-            arguments = (self._as_bytes(buf, nbytes), source, tag)
-            request = self._begin_by_mpi("recv", self._p2p.Irecv, arguments, nbytes, source, copies=0)
-            return Request(self.start_recv(buf, source, tag)) if self._takes_back(request) else request
-        return Request(self.start_recv(buf, source, tag, codec, None))
-
-    def _recv_by_mpi(
-        self, buf: Buffer, nbytes: int, source: int, tag: int, status: MPI.Status | None
-    ) -> None:
-        """Receive by MPI's own operation; a larger message that was compressed may fit the buffer."""
-        if self._compressed_from is not None and status is None:
-            status = MPI.Status()
-        arguments = (self._as_bytes(buf, nbytes), source, tag)
-        self._run_by_mpi("recv", self._p2p.Irecv, arguments, nbytes, source, status, copies=0)
-        if self._compressed_from is not None:
-            self._check_plain(buf, status)
-
-    def _as_bytes(self, buf: Buffer, nbytes: int) -> Buffer:
-        """Return a buffer as bytes where encoded messages may come, of which MPICH takes no part of an element."""
-        if self._compressed_from is None or self.size == 1:
-            return buf
-        data, count, displacement, _ = Spec.of(buf)
-        datatype = datatype_of(buf) if displacement is not None else None
-        if datatype is None or count is None:
-            return AsBytes([data, nbytes, MPI.BYTE]).of(buf)
-        nbytes, begin = (operator.index(one) * datatype.extent for one in (count, displacement or 0))
-        return AsBytes([data, (nbytes, begin), MPI.BYTE]).of(buf)
-
-    def start_recv(
-        self, buf: Buffer, source: int, tag: int, codec: CodecLike = None, status: MPI.Status | None = None
-    ) -> engine.Request:
-        """Start :meth:`Irecv` as an operation without an MPI request."""
-        status = MPI.Status() if status is None else status
-        queue = self._unexpected
-        if queue is None:
-            request = self._start_recv(buf, source, tag, codec, status)
-            return self._posted_late(request, buf, source, tag, status)
-        with queue.lock:
-            drawn = queue.first(source, tag)
-            if drawn is None:
-                return self._start_recv(buf, source, tag, codec, status)
-            request = self.start_drawn(drawn, buf, status)
-            queue.remove(drawn)
+def Isend(
+    comm: Operates,
+    buf: Buffer,
+    dest: int,
+    tag: int = 0,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> Request:
+    """Start :meth:`Send`; returns at once. The buffer must stay unchanged until the request is done."""
+    if codec is None and (sends := comm.pass_through.sends) is not None:
+        request: Request | None = sends.begin(comm.session, buf, dest, tag)
+        if request is not None:
             return request
+    if (nbytes := comm.pass_through.passes("send", codec, buf)) >= 0:
+        return comm.pass_through.begin("send", comm.session.p2p.Isend, (buf, dest, tag), nbytes, dest)
+    return Request(start_send(comm, buf, dest, tag, name, phase, codec, "Isend"))
 
-    def _start_recv(
-        self, buf: Buffer, source: int, tag: int, codec: CodecLike, status: MPI.Status
-    ) -> engine.Request:
-        """Start a receive of a message that MPI has, or will have."""
-        if self._may_receive(source):
+
+def Ssend(comm: Operates, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
+    """Send as :meth:`Send` does, and wait until the receive has begun."""
+    Issend(comm, buf, dest, tag, **ours).wait()
+
+
+def Issend(
+    comm: Operates,
+    buf: Buffer,
+    dest: int,
+    tag: int = 0,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> Request:
+    """Start :meth:`Ssend`."""
+    if (nbytes := comm.pass_through.passes("send", codec, buf)) >= 0:
+        return comm.pass_through.begin("send", comm.session.p2p.Issend, (buf, dest, tag), nbytes, dest)
+    return Request(start_send(comm, buf, dest, tag, name, phase, codec, "Issend"))
+
+
+def Rsend(comm: Operates, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
+    """Send as :meth:`Send` does, where the receive has been started."""
+    Irsend(comm, buf, dest, tag, **ours).wait()
+
+
+def Irsend(
+    comm: Operates,
+    buf: Buffer,
+    dest: int,
+    tag: int = 0,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> Request:
+    """Start :meth:`Rsend`."""
+    if (nbytes := comm.pass_through.passes("send", codec, buf)) >= 0:
+        return comm.pass_through.begin("send", comm.session.p2p.Irsend, (buf, dest, tag), nbytes, dest)
+    return Request(start_send(comm, buf, dest, tag, name, phase, codec, "Irsend"))
+
+
+def Bsend(comm: Operates, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
+    """Send as :meth:`Send` does, through the buffer attached to MPI; compressed data are in a separate buffer."""
+    Ibsend(comm, buf, dest, tag, **ours)
+
+
+def Ibsend(
+    comm: Operates,
+    buf: Buffer,
+    dest: int,
+    tag: int = 0,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> Request:
+    """Start :meth:`Bsend`."""
+    if (nbytes := comm.pass_through.passes("send", codec, buf)) >= 0:
+        return comm.pass_through.begin("send", comm.session.p2p.Ibsend, (buf, dest, tag), nbytes, dest)
+    return Request(start_send(comm, buf, dest, tag, name, phase, codec, "Ibsend"))
+
+
+def start_send(
+    comm: Operates,
+    buf: Buffer,
+    dest: int,
+    tag: int,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+    mode: str = "Isend",
+) -> engine.Request:
+    """Start :meth:`Isend` as an operation without an MPI request."""
+    if mode == "Isend" and dest in comm.fast_path.met:
+        key = ("send", 0, name, phase, codec)
+        request = comm.fast_path.begun(key, _single, (buf, dest, tag), None, dest)
+        if request is not None:
+            return request
+    try:
+        if dest == MPI.PROC_NULL:
+            raise ForeignBufferError("nobody gets it")
+        flat = parse(buf)
+    except ForeignBufferError:
+        post = getattr(comm.session.p2p, mode)
+        nobody = dest == MPI.PROC_NULL
+        t = comm.session.message_transport
+        return comm.session.start_foreign(
+            "send",
+            lambda: t.start(dest, lambda: post(buf, dest, tag)),
+            None if nobody else codec,
+            transport=t,
+            peer=dest,
+        )
+    return flat_p2p.send(comm.session, flat, dest, tag, name, phase, codec, mode=mode)
+
+
+# -- receives --------------------------------------------------------------------------------------------
+
+
+def Recv(
+    comm: Operates,
+    buf: Buffer,
+    source: int = MPI.ANY_SOURCE,
+    tag: int = MPI.ANY_TAG,
+    status: MPI.Status | None = None,
+    *,
+    codec: CodecLike = None,
+) -> None:
+    """Receive into ``buf``, which may be larger than the message.
+
+    ``status`` is filled with source, tag and count of the sent elements, before any compression.
+    """
+    if comm.session.unexpected is None:
+        if comm.fast_path.sent(("recv", 0, None, None, codec), _single, buf, source, tag, status):
+            return
+        if (nbytes := comm.pass_through.passes("recv", codec, buf)) >= 0:
+            return _recv_by_mpi(comm, buf, nbytes, source, tag, status)
+    return start_recv(comm, buf, source, tag, codec, status).wait()
+
+
+def Irecv(
+    comm: Operates,
+    buf: Buffer,
+    source: int = MPI.ANY_SOURCE,
+    tag: int = MPI.ANY_TAG,
+    *,
+    codec: CodecLike = None,
+) -> Request:
+    """Start :meth:`Recv`; returns at once."""
+    if codec is None and (receives := comm.pass_through.receives) is not None:
+        begun: Request | None = receives.begin(comm.session, buf, source, tag)
+        if begun is not None:
+            return begun
+    if comm.session.unexpected is None and (nbytes := comm.pass_through.passes("recv", codec, buf)) >= 0:
+        arguments = (_as_bytes(comm, buf, nbytes), source, tag)
+        request = comm.pass_through.begin("recv", comm.session.p2p.Irecv, arguments, nbytes, source, copies=0)
+        return Request(start_recv(comm, buf, source, tag)) if takes_back(comm.session, request) else request
+    return Request(start_recv(comm, buf, source, tag, codec, None))
+
+
+def _recv_by_mpi(
+    comm: Operates, buf: Buffer, nbytes: int, source: int, tag: int, status: MPI.Status | None
+) -> None:
+    """Receive by MPI's own operation; a larger message that was compressed may fit the buffer."""
+    if comm.session.compressed_from is not None and status is None:
+        status = MPI.Status()
+    arguments = (_as_bytes(comm, buf, nbytes), source, tag)
+    comm.pass_through.run("recv", comm.session.p2p.Irecv, arguments, nbytes, source, status, copies=0)
+    if comm.session.compressed_from is not None:
+        comm.fast_path.check_plain(buf, status)
+
+
+def _as_bytes(comm: Operates, buf: Buffer, nbytes: int) -> Buffer:
+    """Return a buffer as bytes where encoded messages may come, of which MPICH takes no part of an element."""
+    if comm.session.compressed_from is None or comm.session.size == 1:
+        return buf
+    data, count, displacement, _ = Spec.of(buf)
+    datatype = datatype_of(buf) if displacement is not None else None
+    if datatype is None or count is None:
+        return AsBytes([data, nbytes, MPI.BYTE]).of(buf)
+    nbytes, begin = (operator.index(one) * datatype.extent for one in (count, displacement or 0))
+    return AsBytes([data, (nbytes, begin), MPI.BYTE]).of(buf)
+
+
+def start_recv(
+    comm: Operates,
+    buf: Buffer,
+    source: int,
+    tag: int,
+    codec: CodecLike = None,
+    status: MPI.Status | None = None,
+) -> engine.Request:
+    """Start :meth:`Irecv` as an operation without an MPI request."""
+    session, given = comm.session, MPI.Status() if status is None else status
+
+    def post() -> engine.Request:
+        if _may_receive(session, source):
             # Whatever the size: the waiting caller may not learn whether compressed data came.
             key = ("recv", 1, None, None, codec)
-            request = self._begun(key, self._single, (buf, source, tag), None, source, status)
+            request = comm.fast_path.begun(key, _single, (buf, source, tag), None, source, given)
             if request is not None:
                 return request
-        try:
-            if source == MPI.PROC_NULL:
-                raise ForeignBufferError("nobody sends it")
-            flat = parse(buf, writable=True)
-        except ForeignBufferError:
-            nobody = source == MPI.PROC_NULL
-            receive = self._p2p.Irecv
-            return self._foreign_message(
-                "recv",
-                lambda: receive(buf, source, tag),
-                source,
-                None if nobody else codec,
-                status,
-            )
-        return stored(flat_p2p.recv(self, flat, source, tag, codec, status), flat)
+        return post_receive(session, buf, source, tag, codec, given)
 
-    # -- both ----------------------------------------------------------------------------------------
+    return start_receive(session, buf, source, tag, given, post)
 
-    def Sendrecv(
-        self,
-        sendbuf: Buffer,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Buffer = None,
-        source: int = MPI.ANY_SOURCE,
-        recvtag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> None:
-        """Send to one rank and receive from another; neither waits for the other's end."""
-        if (
-            self._unexpected is None
-            and dest in self._met
-            and self._may_receive(source)
-            and self._exchanged(
-                (("send", 0, name, phase, codec), ("recv", 0, None, None, codec)),
-                self._single,
-                (sendbuf, dest, sendtag),
-                (recvbuf, source, recvtag),
-                status,
-            )
-        ):
-            return
-        if self._is_mpis("send", codec) and self._exchanged_by_mpi(
-            (sendbuf, dest, sendtag), (recvbuf, source, recvtag), status
-        ):
-            return
-        check_buffers(sendbuf, dest, recvbuf, source)
-        receive = self.start_recv(recvbuf, source, recvtag, codec, status)
-        wait_for([receive, self.start_send(sendbuf, dest, sendtag, name, phase, codec, "Isend")], None)
 
-    def _exchanged_by_mpi(
-        self, outgoing: tuple[Any, int, int], incoming: tuple[Any, int, int], status: MPI.Status | None
-    ) -> bool:
-        """Send and receive by MPI's own operations; False where mpi4py does not read a buffer."""
-        sent, received = self._passes("send", None, outgoing[0]), self._passes("recv", None, incoming[0])
-        if sent < 0 or received < 0:
-            return False
-        self._p2p.Recv_init(
-            *incoming
-        ).Free()  # raises MPI's errors, before a receive is posted that would stay
-        self._p2p.Send_init(*outgoing).Free()
-        request = self._begin_by_mpi("recv", self._p2p.Irecv, incoming, received, incoming[1], copies=0)
-        self._run_by_mpi("send", self._p2p.Isend, outgoing, sent, outgoing[1])
-        request.Wait(status)
-        return True
+# -- both ------------------------------------------------------------------------------------------------
 
-    def Isendrecv(
-        self,
-        sendbuf: Buffer,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Buffer = None,
-        source: int = MPI.ANY_SOURCE,
-        recvtag: int = MPI.ANY_TAG,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> Request:
-        """Start :meth:`Sendrecv`."""
-        check_buffers(sendbuf, dest, recvbuf, source)
-        receive = self.start_recv(recvbuf, source, recvtag, codec, None)
-        return Request(self.start_send(sendbuf, dest, sendtag, name, phase, codec, "Isend"), receive)
 
-    def Sendrecv_replace(
-        self,
-        buf: Buffer,
-        dest: int,
-        sendtag: int = 0,
-        source: int = MPI.ANY_SOURCE,
-        recvtag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-        *,
-        codec: CodecLike = None,
-    ) -> None:
-        """Send the content of ``buf``, and receive into it."""
-        wait_for(self._sendrecv_replace(buf, dest, sendtag, source, recvtag, codec, status), None)
+def Sendrecv(
+    comm: Operates,
+    sendbuf: Buffer,
+    dest: int,
+    sendtag: int = 0,
+    recvbuf: Buffer = None,
+    source: int = MPI.ANY_SOURCE,
+    recvtag: int = MPI.ANY_TAG,
+    status: MPI.Status | None = None,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> None:
+    """Send to one rank and receive from another; neither waits for the other's end."""
+    if (
+        comm.session.unexpected is None
+        and dest in comm.fast_path.met
+        and _may_receive(comm.session, source)
+        and comm.fast_path.exchanged(
+            (("send", 0, name, phase, codec), ("recv", 0, None, None, codec)),
+            _single,
+            (sendbuf, dest, sendtag),
+            (recvbuf, source, recvtag),
+            status,
+        )
+    ):
+        return
+    if comm.pass_through.is_mpis("send", codec) and _exchanged_by_mpi(
+        comm, (sendbuf, dest, sendtag), (recvbuf, source, recvtag), status
+    ):
+        return
+    check_buffers(sendbuf, dest, recvbuf, source)
+    receive = start_recv(comm, recvbuf, source, recvtag, codec, status)
+    wait_for([receive, start_send(comm, sendbuf, dest, sendtag, name, phase, codec, "Isend")], None)
 
-    def Isendrecv_replace(
-        self,
-        buf: Buffer,
-        dest: int,
-        sendtag: int = 0,
-        source: int = MPI.ANY_SOURCE,
-        recvtag: int = MPI.ANY_TAG,
-        *,
-        codec: CodecLike = None,
-    ) -> Request:
-        """Start :meth:`Sendrecv_replace`."""
-        return Request(*self._sendrecv_replace(buf, dest, sendtag, source, recvtag, codec, None))
 
-    def _sendrecv_replace(
-        self,
-        buf: Buffer,
-        dest: int,
-        sendtag: int,
-        source: int,
-        recvtag: int,
-        codec: CodecLike,
-        status: MPI.Status | None,
-    ) -> list[engine.Request]:
-        if self._unexpected is not None and dest == MPI.PROC_NULL:
-            return [self.start_recv(buf, source, recvtag, codec, status)]
-        try:
-            flat = None if MPI.PROC_NULL in (dest, source) else parse(buf, writable=True)
-        except ForeignBufferError:
-            # MPICH's own Isendrecv_replace takes no datatypes with gaps.
-            sent = self.start_send(_copied_memory(buf), dest, sendtag, None, None, codec)
-            return [sent, self.start_recv(buf, source, recvtag, codec, status)]
-        if flat is None:  # the buffer is sent or written, not both
-            sent = self.start_send(buf, dest, sendtag, None, None, codec)
-            return [sent, self.start_recv(buf, source, recvtag, codec, status)]
-        sent = flat_p2p.send(self, copied(flat), dest, sendtag, None, None, codec)
-        if self._unexpected is not None:
-            return [sent, self.start_recv(buf, source, recvtag, codec, status)]
-        return [sent, stored(flat_p2p.recv(self, flat, source, recvtag, codec, status), flat)]
+def _exchanged_by_mpi(
+    comm: Operates, outgoing: tuple[Any, int, int], incoming: tuple[Any, int, int], status: MPI.Status | None
+) -> bool:
+    """Send and receive by MPI's own operations; False where mpi4py does not read a buffer."""
+    passing = comm.pass_through
+    sent, received = passing.passes("send", None, outgoing[0]), passing.passes("recv", None, incoming[0])
+    if sent < 0 or received < 0:
+        return False
+    p2p = comm.session.p2p
+    p2p.Recv_init(*incoming).Free()  # raises MPI's errors, before a receive is posted that would stay
+    p2p.Send_init(*outgoing).Free()
+    request = passing.begin("recv", p2p.Irecv, incoming, received, incoming[1], copies=0)
+    passing.run("send", p2p.Isend, outgoing, sent, outgoing[1])
+    request.Wait(status)
+    return True
 
-    # -- arrays whose length the receiver does not know ----------------------------------------------
 
-    def Send_array(self, array: Any, dest: int, tag: int = 0, **ours: Any) -> None:
-        """Send an array of a dtype that codecs carry for :meth:`Recv_array`; compressed where the policy says so."""
-        self.Isend_array(array, dest, tag, **ours).wait()
+def Isendrecv(
+    comm: Operates,
+    sendbuf: Buffer,
+    dest: int,
+    sendtag: int = 0,
+    recvbuf: Buffer = None,
+    source: int = MPI.ANY_SOURCE,
+    recvtag: int = MPI.ANY_TAG,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> Request:
+    """Start :meth:`Sendrecv`."""
+    check_buffers(sendbuf, dest, recvbuf, source)
+    receive = start_recv(comm, recvbuf, source, recvtag, codec, None)
+    return Request(start_send(comm, sendbuf, dest, sendtag, name, phase, codec, "Isend"), receive)
 
-    def Isend_array(
-        self,
-        array: Any,
-        dest: int,
-        tag: int = 0,
-        *,
-        name: str | None = None,
-        phase: str | None = None,
-        codec: CodecLike = None,
-    ) -> Request:
-        """Start :meth:`Send_array`."""
-        return Request(flat_p2p.send(self, parse(array), dest, tag, name, phase, codec, frame=True))
 
-    def Recv_array(
-        self,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-        *,
-        most_bytes: int = _MOST_BYTES,
-    ) -> Any:
-        """Receive an array that :meth:`Send_array` sent, without knowing its length, dtype or codec.
+def Sendrecv_replace(
+    comm: Operates,
+    buf: Buffer,
+    dest: int,
+    sendtag: int = 0,
+    source: int = MPI.ANY_SOURCE,
+    recvtag: int = MPI.ANY_TAG,
+    status: MPI.Status | None = None,
+    *,
+    codec: CodecLike = None,
+) -> None:
+    """Send the content of ``buf``, and receive into it."""
+    wait_for(_sendrecv_replace(comm, buf, dest, sendtag, source, recvtag, codec, status), None)
 
-        Args:
-            source, tag: as in MPI. A receive started meanwhile that fits the message, too, may get it first.
-            status: status to fill as :meth:`Recv` does.
-            most_bytes: limit on the array's bytes; a larger array is refused.
 
-        Returns:
-            A new one-dimensional NumPy array.
+def Isendrecv_replace(
+    comm: Operates,
+    buf: Buffer,
+    dest: int,
+    sendtag: int = 0,
+    source: int = MPI.ANY_SOURCE,
+    recvtag: int = MPI.ANY_TAG,
+    *,
+    codec: CodecLike = None,
+) -> Request:
+    """Start :meth:`Sendrecv_replace`."""
+    return Request(*_sendrecv_replace(comm, buf, dest, sendtag, source, recvtag, codec, None))
 
-        Raises:
-            WireError: the message is damaged, or was sent by another method.
-            MismatchError: the array is larger than ``most_bytes``.
-        """
-        request, arrays = flat_p2p.recv_array(self, source, tag, most_bytes, status, self._match)
-        request.wait()
-        return arrays[0]
 
-    # -- shared by sends and receives ----------------------------------------------------------------
+def _sendrecv_replace(
+    comm: Operates,
+    buf: Buffer,
+    dest: int,
+    sendtag: int,
+    source: int,
+    recvtag: int,
+    codec: CodecLike,
+    status: MPI.Status | None,
+) -> list[engine.Request]:
+    if comm.session.unexpected is not None and dest == MPI.PROC_NULL:
+        return [start_recv(comm, buf, source, recvtag, codec, status)]
+    try:
+        flat = None if MPI.PROC_NULL in (dest, source) else parse(buf, writable=True)
+    except ForeignBufferError:
+        # MPICH's own Isendrecv_replace takes no datatypes with gaps.
+        sent = start_send(comm, _copied_memory(buf), dest, sendtag, None, None, codec)
+        return [sent, start_recv(comm, buf, source, recvtag, codec, status)]
+    if flat is None:  # the buffer is sent or written, not both
+        sent = start_send(comm, buf, dest, sendtag, None, None, codec)
+        return [sent, start_recv(comm, buf, source, recvtag, codec, status)]
+    sent = flat_p2p.send(comm.session, copied(flat), dest, sendtag, None, None, codec)
+    if comm.session.unexpected is not None:
+        return [sent, start_recv(comm, buf, source, recvtag, codec, status)]
+    return [sent, stored(flat_p2p.recv(comm.session, flat, source, recvtag, codec, status), flat)]
 
-    def _foreign_message(
-        self,
-        op: str,
-        post: Callable[[], MPI.Request],
-        peer: int,
-        codec: CodecLike,
-        status: MPI.Status | None = None,
-    ) -> engine.Request:
-        return self._foreign(op, post, codec, transport=self.message_transport, peer=peer, status=status)
 
-    def _may_receive(self, source: int) -> bool:
-        return source == MPI.ANY_SOURCE or 0 <= source < self.size
+# -- arrays whose length the receiver does not know ------------------------------------------------------
 
-    def _single(self, key: Key, buf: Any, _: Any, __: Any) -> Kind | None:
-        """Return the kind of a send or receive of a plain array; None if it must take the usual way."""
-        what, of_any_size, name, phase, codec = key
-        try:
-            flat = in_memory(buf)
-        except ForeignBufferError:
+
+def Send_array(comm: Operates, array: Any, dest: int, tag: int = 0, **ours: Any) -> None:
+    """Send an array of a dtype that codecs carry for :meth:`Recv_array`; compressed where the policy says so."""
+    Isend_array(comm, array, dest, tag, **ours).wait()
+
+
+def Isend_array(
+    comm: Operates,
+    array: Any,
+    dest: int,
+    tag: int = 0,
+    *,
+    name: str | None = None,
+    phase: str | None = None,
+    codec: CodecLike = None,
+) -> Request:
+    """Start :meth:`Send_array`."""
+    return Request(flat_p2p.send(comm.session, parse(array), dest, tag, name, phase, codec, frame=True))
+
+
+def Recv_array(
+    comm: Operates,
+    source: int = MPI.ANY_SOURCE,
+    tag: int = MPI.ANY_TAG,
+    status: MPI.Status | None = None,
+    *,
+    most_bytes: int = _MOST_BYTES,
+) -> Any:
+    """Receive an array that :meth:`Send_array` sent, without knowing its length, dtype or codec.
+
+    Args:
+        source, tag: as in MPI. A receive started meanwhile that fits the message, too, may get it first.
+        status: status to fill as :meth:`Recv` does.
+        most_bytes: limit on the array's bytes; a larger array is refused.
+
+    Returns:
+        A new one-dimensional NumPy array.
+
+    Raises:
+        WireError: the message is damaged, or was sent by another method.
+        MismatchError: the array is larger than ``most_bytes``.
+    """
+    request, arrays = flat_p2p.recv_array(
+        comm.session, source, tag, most_bytes, status, functools.partial(match, comm.session)
+    )
+    request.wait()
+    return arrays[0]
+
+
+# -- shared by sends and receives ------------------------------------------------------------------------
+
+
+def _may_receive(session: Session, source: int) -> bool:
+    return source == MPI.ANY_SOURCE or 0 <= source < session.size
+
+
+def _single(session: Session, key: Key, buf: Any, _: Any, __: Any) -> Kind | None:
+    """Return the kind of a send or receive of a plain array; None if it must take the usual way."""
+    what, of_any_size, name, phase, codec = key
+    try:
+        flat = in_memory(buf)
+    except ForeignBufferError:
+        return None
+    if flat.dtype.is_float and flat.dtype.itemsize == 2:
+        return None
+    # As bytes: MPICH stops the process where a part of an element comes, as of an encoded message. What one rank
+    # alone sends itself is never encoded, and MPICH copies no elements of a derived datatype to bytes.
+    moved = units(flat.dtype, flat.size) if session.size == 1 else (flat.nbytes, MPI.BYTE.handle)
+    arguments = [0, *moved, 0, 0, session.p2p.handle]
+    programs = session.message_programs
+    if what == "recv":
+        call = session.new_plain_call("recv", flat.nbytes, 0)
+        # The policy compresses no message that fits a smaller buffer.
+        least = session.compressed_from if codec is None and not of_any_size else 0
+        if least is None or flat.nbytes < least or not flat_p2p.may_be_encoded(session, flat.dtype, codec):
+            return call, arguments
+        program = programs and programs.recv(flat_p2p.codecs_of(session, codec), flat.dtype, flat.size)
+    else:
+        choice = flat_p2p.choose_send(session, flat, name, phase, codec)
+        call = session.new_call("send", choice, flat.nbytes, flat.nbytes)
+        if not choice.compresses:
+            return call, arguments
+        if choice.feedback is not None:  # feedback depends on the caller's place in a model
             return None
-        if flat.dtype.is_float and flat.dtype.itemsize == 2:
-            return None
-        # As bytes: MPICH stops the process where a part of an element comes, as of an encoded message. What one rank
-        # alone sends itself is never encoded, and MPICH copies no elements of a derived datatype to bytes.
-        moved = units(flat.dtype, flat.size) if self.size == 1 else (flat.nbytes, MPI.BYTE.handle)
-        arguments = [0, *moved, 0, 0, self._p2p.handle]
-        programs = self.message_programs
-        if what == "recv":
-            call = self.new_plain_call("recv", flat.nbytes, 0)
-            # The policy compresses no message that fits a smaller buffer.
-            least = self._compressed_from if codec is None and not of_any_size else 0
-            if least is None or flat.nbytes < least or not flat_p2p.may_be_encoded(self, flat.dtype, codec):
-                return call, arguments
-            program = programs and programs.recv(flat_p2p.codecs_of(self, codec), flat.dtype, flat.size)
-        else:
-            choice = flat_p2p.choose_send(self, flat, name, phase, codec)
-            call = self.new_call("send", choice, flat.nbytes, flat.nbytes)
-            if not choice.compresses:
-                return call, arguments
-            if choice.feedback is not None:  # feedback depends on the caller's place in a model
-                return None
-            program = programs and programs.send(choice.codec, flat.dtype, flat.size)
-        return None if program is None else (call, program)
+        program = programs and programs.send(choice.codec, flat.dtype, flat.size)
+    return None if program is None else (call, program)
 
 
 def _copied_memory(buf: Buffer) -> Buffer:

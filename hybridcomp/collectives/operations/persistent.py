@@ -19,10 +19,9 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.execution.mpi_collectives import native, reduces_directly
 from hybridcomp.collectives.execution.mpi_ops import same_on_all
-from hybridcomp.collectives.mpi_starting import MpiStarter
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
 from hybridcomp.collectives.requests import Request
-from hybridcomp.collectives.session import Op
+from hybridcomp.collectives.session import HasSession, Op, Session
 from hybridcomp.collectives.starting import Operands
 from hybridcomp.collectives.stats import Call, allreduce_bytes
 from hybridcomp.policy import Choice
@@ -91,7 +90,7 @@ class Plan:
 
 
 def plan_allreduce(
-    comm: MpiStarter,
+    comm: HasSession,
     shape: Shape,
     dtype: DTypeLike,
     op: Op = MPI.SUM,
@@ -101,22 +100,23 @@ def plan_allreduce(
     codec: CodecLike = None,
 ) -> Plan:
     """Plan an all-reduce of arrays of a shape."""
+    session = comm.session
     send, recv, s, r = _arrays(dtype, shape, shape)
-    choice = flat_reductions.choose_sum(comm, "all_reduce", r, op, name, phase, codec)
+    choice = flat_reductions.choose_sum(session, "all_reduce", r, op, name, phase, codec)
     if (
         isinstance(op, MPI.Op)
         and not flat_reductions.uses_schedule(choice, r, op)
         and reduces_directly(r.dtype, 1)
     ):
         own = same_on_all(op, datatype(r.dtype), sums=True)
-        post = comm.mpi.Allreduce_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
-        sent = allreduce_bytes(r.nbytes, comm.size)
-        return _persistent(comm, "all_reduce", choice, post, send, recv, r.nbytes, sent)
-    return _plan(send, recv, lambda: flat_reductions.allreduce(comm, s, r, op, name, phase, choice))
+        post = session.mpi.Allreduce_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
+        sent = allreduce_bytes(r.nbytes, session.size)
+        return _persistent(session, "all_reduce", choice, post, send, recv, r.nbytes, sent)
+    return _plan(send, recv, lambda: flat_reductions.allreduce(session, s, r, op, name, phase, choice))
 
 
 def plan_reduce_scatter_block(
-    comm: MpiStarter,
+    comm: HasSession,
     shape: Shape,
     dtype: DTypeLike,
     op: Op = MPI.SUM,
@@ -126,8 +126,9 @@ def plan_reduce_scatter_block(
     codec: CodecLike = None,
 ) -> Plan:
     """Plan a reduce-scatter whose blocks have a shape: ``send`` has one more dim, the ranks."""
-    send, recv, s, r = _arrays(dtype, _all_of(comm, shape), shape)
-    choice = flat_reductions.choose_sum(comm, "reduce_scatter", s, op, name, phase, codec)
+    session = comm.session
+    send, recv, s, r = _arrays(dtype, _all_of(session, shape), shape)
+    choice = flat_reductions.choose_sum(session, "reduce_scatter", s, op, name, phase, codec)
     plain = (
         not choice.codec.linear
         and not flat_reductions.uses_schedule(choice, s, op)
@@ -135,17 +136,17 @@ def plan_reduce_scatter_block(
     )
     if isinstance(op, MPI.Op) and plain:
         own = same_on_all(op, datatype(s.dtype))
-        post = comm.mpi.Reduce_scatter_block_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
+        post = session.mpi.Reduce_scatter_block_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
         return _persistent(
-            comm, "reduce_scatter", choice, post, send, recv, s.nbytes, (comm.size - 1) * r.nbytes
+            session, "reduce_scatter", choice, post, send, recv, s.nbytes, (session.size - 1) * r.nbytes
         )
     return _plan(
-        send, recv, lambda: flat_reductions.reduce_scatter_block(comm, s, r, op, name, phase, choice)
+        send, recv, lambda: flat_reductions.reduce_scatter_block(session, s, r, op, name, phase, choice)
     )
 
 
 def plan_allgather(
-    comm: MpiStarter,
+    comm: HasSession,
     shape: Shape,
     dtype: DTypeLike,
     *,
@@ -154,16 +155,19 @@ def plan_allgather(
     codec: CodecLike = None,
 ) -> Plan:
     """Plan an all-gather of arrays of a shape: ``recv`` has one more dim, the ranks."""
-    send, recv, s, r = _arrays(dtype, shape, _all_of(comm, shape))
-    choice = comm.choose("all_gather", s, name, phase, codec)
+    session = comm.session
+    send, recv, s, r = _arrays(dtype, shape, _all_of(session, shape))
+    choice = session.choose("all_gather", s, name, phase, codec)
     if not choice.compresses:
-        post = comm.mpi.Allgather_init(raw(s), raw(r))
-        return _persistent(comm, "all_gather", choice, post, send, recv, r.nbytes, (comm.size - 1) * s.nbytes)
-    return _plan(send, recv, lambda: flat_gather_scatter.allgather(comm, s, r, name, phase, choice))
+        post = session.mpi.Allgather_init(raw(s), raw(r))
+        return _persistent(
+            session, "all_gather", choice, post, send, recv, r.nbytes, (session.size - 1) * s.nbytes
+        )
+    return _plan(send, recv, lambda: flat_gather_scatter.allgather(session, s, r, name, phase, choice))
 
 
 def plan_bcast(
-    comm: MpiStarter,
+    comm: HasSession,
     shape: Shape,
     dtype: DTypeLike,
     root: int = 0,
@@ -173,21 +177,22 @@ def plan_bcast(
     codec: CodecLike = None,
 ) -> Plan:
     """Plan a broadcast of one array of a shape, ``send`` and ``recv`` alike, from ``root``."""
-    comm.check_rank(root, "root")
+    session = comm.session
+    session.check_rank(root, "root")
     send, _, s, _ = _arrays(dtype, shape, 0)
-    choice = comm.choose("broadcast", s, name, phase, codec)
+    choice = session.choose("broadcast", s, name, phase, codec)
     if not choice.compresses:
-        post = comm.mpi.Bcast_init(raw(s), root)
-        return _persistent(comm, "broadcast", choice, post, send, send, s.nbytes, 0)
-    return _plan(send, send, lambda: flat_gather_scatter.bcast(comm, s, root, name, phase, choice))
+        post = session.mpi.Bcast_init(raw(s), root)
+        return _persistent(session, "broadcast", choice, post, send, send, s.nbytes, 0)
+    return _plan(send, send, lambda: flat_gather_scatter.bcast(session, s, root, name, phase, choice))
 
 
-def _all_of(comm: MpiStarter, shape: Shape) -> tuple[int, ...]:
-    return (comm.size, *((shape,) if isinstance(shape, int) else shape))
+def _all_of(session: Session, shape: Shape) -> tuple[int, ...]:
+    return (session.size, *((shape,) if isinstance(shape, int) else shape))
 
 
 def _persistent(
-    comm: MpiStarter,
+    session: Session,
     op: str,
     choice: Choice,
     request: MPI.Prequest,
@@ -203,8 +208,8 @@ def _persistent(
         return request
 
     def begin() -> engine.Request:
-        call: Call = comm.new_call(op, choice, nbytes, sent, count=send.size, dtype=send.dtype)
-        return comm.start_native(
+        call: Call = session.new_call(op, choice, nbytes, sent, count=send.size, dtype=send.dtype)
+        return session.start_native(
             lambda _s, _r, ticket, events: native(post, ticket, events), call, Operands()
         )
 

@@ -15,9 +15,9 @@ from typing import Any, Literal, Self
 
 from mpi4py import MPI
 
-from hybridcomp.collectives.operations.fast_path_cache import library
+from hybridcomp.collectives.fast_path_cache import library
 from hybridcomp.collectives.operations.reductions import mpi_operator
-from hybridcomp.collectives.operations.uncompressed import Uncompressed, told
+from hybridcomp.collectives.operations.uncompressed import Operates, told
 from hybridcomp.collectives.requests import Request, copy_handle
 
 _OURS = ("name", "phase", "codec", "algorithm")  # keyword arguments that mpi4py does not have
@@ -143,17 +143,18 @@ def message(method: str) -> Callable[..., MPI.Prequest]:
     """Return the method that makes persistent requests of a non-blocking send or receive, named by the blocking one."""
     name, begins = f"{method}_init", f"I{method[0].lower()}{method[1:]}"
 
-    def init(self: Uncompressed, *arguments: Any, **named: Any) -> MPI.Prequest:
+    def init(comm: Operates, *arguments: Any, **named: Any) -> MPI.Prequest:
+        session = comm.session
         mpis = {key: value for key, value in named.items() if key not in _OURS}
-        own = functools.partial(getattr(MPI.Comm, name), self, *arguments, **mpis)
-        exact = self.size == 1 or self.policy.least_bytes(self.axis, "send") is None
+        own = functools.partial(getattr(session.p2p, name), *arguments, **mpis)
+        exact = session.size == 1 or session.policy.least_bytes(session.axis, "send") is None
         if exact and named.get("codec") is None:
             made: MPI.Prequest = own()
             return made
         buf = arguments[0] if arguments else mpis.get("buf")
         if library().survey(buf, None) >= -1:
             own().Free()  # raises MPI's errors for wrong arguments
-        return Prequest.of(functools.partial(getattr(self, begins), *arguments, **named))
+        return Prequest.of(functools.partial(getattr(comm, begins), *arguments, **named))
 
     return _described(init, name, begins)
 
@@ -179,33 +180,34 @@ def persistent(
     """
     name, begins = f"{method}_init", f"I{method[0].lower()}{method[1:]}"
 
-    def is_mpis(self: Uncompressed, operator: Any, codec: Any) -> bool:
+    def is_mpis(comm: Operates, operator: Any, codec: Any) -> bool:
         if operator_at is not None and not isinstance(operator, MPI.Op):  # an average, which MPI has not
             return False
-        never = exact or self.size == 1 or self.policy.least_bytes(self.axis, op) is None
-        return never and codec is None and not wrong(self)
+        session = comm.session
+        never = exact or session.size == 1 or session.policy.least_bytes(session.axis, op) is None
+        return never and codec is None and not wrong(comm)
 
     @told
-    def init(
-        self: Uncompressed, *arguments: Any, info: MPI.Info = MPI.INFO_NULL, **named: Any
-    ) -> MPI.Prequest:
+    def init(comm: Operates, *arguments: Any, info: MPI.Info = MPI.INFO_NULL, **named: Any) -> MPI.Prequest:
         if arguments and isinstance(arguments[-1], MPI.Info):
             *most, info = arguments
             arguments = tuple(most)
         at = len(arguments) if operator_at is None else operator_at
         operator = arguments[at] if at < len(arguments) else named.get("op", MPI.SUM)
-        if not is_mpis(self, operator, named.get("codec")):
-            self._initialised(name, None)
-            return Prequest.of(functools.partial(getattr(self, begins), *arguments, **named))
+        if not is_mpis(comm, operator, named.get("codec")):
+            comm.pass_through.initialised(name, None)
+            return Prequest.of(functools.partial(getattr(comm, begins), *arguments, **named))
         given = {key: value for key, value in named.items() if key not in _OURS} | {"info": info}
         if operator_at is not None:
             buffers = (*arguments[:2], named.get("sendbuf"), named.get("recvbuf"))
             given["op"] = mpi_operator(operator, *buffers, sums=op == "all_reduce")
             given |= zip(("root",), arguments[at + 1 :], strict=False)
-        comm = self.mpi if kind is MPI.Intracomm else kind(self.mpi)
-        own = self._initialised(name, functools.partial(getattr(comm, name), *arguments[:at], **given))
+        mpi = comm.session.mpi if kind is MPI.Intracomm else kind(comm.session.mpi)
+        own = comm.pass_through.initialised(
+            name, functools.partial(getattr(mpi, name), *arguments[:at], **given)
+        )
         assert own is not None
-        return Prequest.of(functools.partial(self._begin_by_mpi, op, _started, (own,)), own)
+        return Prequest.of(functools.partial(comm.pass_through.begin, op, _started, (own,)), own)
 
     return _described(init, name, begins)
 

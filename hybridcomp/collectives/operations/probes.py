@@ -1,8 +1,11 @@
-"""Provide mpi4py's probes, whose statuses tell what the receive will give."""
+"""Provide mpi4py's probes, whose statuses tell what the receive will give.
+
+Where a policy compresses sends, a status that is given tells the elements that were sent, and a message that was looked
+into waits here for its receive (:mod:`~hybridcomp.collectives.data_path.unexpected`).
+"""
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from os import sched_yield
@@ -20,276 +23,342 @@ from hybridcomp.collectives.datatypes import ForeignBufferError
 from hybridcomp.collectives.execution import progress as engine
 from hybridcomp.collectives.failure.watchdog import inside_mpi, watched
 from hybridcomp.collectives.operations import flat_p2p
-from hybridcomp.collectives.operations.uncompressed import Uncompressed, stored
 from hybridcomp.collectives.packing import unpack
-from hybridcomp.collectives.requests import Request
+from hybridcomp.collectives.requests import Request, stored
+from hybridcomp.collectives.session import HasSession, Session
 from hybridcomp.errors import CollectiveTimeoutError, MismatchError
 
 _POLL_SECONDS = 50e-6  # between polls for a message, once it is late
 
 
-class Probes(Uncompressed):
-    """Methods Probe, Mprobe and their kin.
+# -- methods of a communicator ---------------------------------------------------------------------------
 
-    Where a policy compresses sends, a status that is given tells the elements that were sent, and a message that was
-    looked into waits here for its receive (:mod:`~hybridcomp.collectives.data_path.unexpected`).
-    """
 
-    _unexpected: Unexpected | None = None  # once a probe has looked into an encoded message
+def Probe(
+    comm: HasSession, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+) -> Literal[True]:
+    """Wait until a message is here; ``status`` tells what its receive will give."""
+    session = comm.session
+    with _watched(session):
+        _poll(session, lambda: _probed(session, source, tag, status), source)
+    return True
 
-    def Probe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> Literal[True]:
-        """Wait until a message is here; ``status`` tells what its receive will give."""
-        with self._watched():
-            self._poll(lambda: self._probed(source, tag, status), source)
-        return True
 
-    def Iprobe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> bool:
-        """Tell whether a message is here; ``status`` tells what its receive will give."""
-        engine.engine().check_process("probe")
-        with self._watched():
-            return self._probed(source, tag, status)
+def Iprobe(
+    comm: HasSession, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+) -> bool:
+    """Tell whether a message is here; ``status`` tells what its receive will give."""
+    engine.engine().check_process("probe")
+    with _watched(comm.session):
+        return _probed(comm.session, source, tag, status)
 
-    def Mprobe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> MPI.Message:
-        """Wait until a message is here, and match it; ``Recv`` and ``Irecv`` of the result receive it."""
-        with self._watched():
-            message: MPI.Message = self._poll(lambda: self._matched(source, tag, status), source)
-        return message
 
-    def Improbe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> MPI.Message | None:
-        """Match a message and return it as :meth:`Mprobe` does, if one is here."""
-        engine.engine().check_process("probe")
-        with self._watched():
-            return self._matched(source, tag, status)
+def Mprobe(
+    comm: HasSession, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+) -> MPI.Message:
+    """Wait until a message is here, and match it; ``Recv`` and ``Irecv`` of the result receive it."""
+    session = comm.session
+    with _watched(session):
+        message: MPI.Message = _poll(session, lambda: _matched(session, source, tag, status), source)
+    return message
 
-    # -- of pickled messages, which may come after one that was looked into -------------------------
 
-    def probe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> Literal[True]:
-        """Wait until a message is here, as mpi4py does."""
-        return (
-            super().probe(source, tag, status)
-            if self._unexpected is None
-            else self.Probe(source, tag, status)
-        )
+def Improbe(
+    comm: HasSession, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+) -> MPI.Message | None:
+    """Match a message and return it as :meth:`Mprobe` does, if one is here."""
+    engine.engine().check_process("probe")
+    with _watched(comm.session):
+        return _matched(comm.session, source, tag, status)
 
-    def iprobe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> bool:
-        """Tell whether a message is here, as mpi4py does."""
-        return (
-            super().iprobe(source, tag, status)
-            if self._unexpected is None
-            else self.Iprobe(source, tag, status)
-        )
 
-    def mprobe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> MPI.Message:
-        """Wait until a message is here, and match it, as mpi4py does."""
-        if self._unexpected is None:
-            return super().mprobe(source, tag, status)
-        with self._watched():
-            return self._of_pickle(self._poll(lambda: self._match(source, tag, status), source))
+# -- of pickled messages, which may come after one that was looked into ---------------------------------
 
-    def improbe(
-        self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
-    ) -> MPI.Message | None:
-        """Match a message and return it, if one is here, as mpi4py does."""
-        if self._unexpected is None:
-            return super().improbe(source, tag, status)
-        drawn = self._match(source, tag, status)
-        return None if drawn is None else self._of_pickle(drawn)
 
-    def recv(
-        self,
-        buf: Any = None,
-        source: int = MPI.ANY_SOURCE,
-        tag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> Any:
-        """Receive a pickled message, as mpi4py does."""
-        message = self._drawn_pickle(source, tag)
-        return super().recv(buf, source, tag, status) if message is None else message.recv(status)
+def probe(
+    comm: HasSession, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+) -> Literal[True]:
+    """Wait until a message is here, as mpi4py does."""
+    session = comm.session
+    return (
+        session.p2p.probe(source, tag, status)
+        if session.unexpected is None
+        else Probe(comm, source, tag, status)
+    )
 
-    def irecv(self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> MPI.Request:
-        """Start to receive a pickled message, as mpi4py does."""
-        message = self._drawn_pickle(source, tag)
-        return super().irecv(buf, source, tag) if message is None else message.irecv()
 
-    def sendrecv(
-        self,
-        sendobj: Any,
-        dest: int,
-        sendtag: int = 0,
-        recvbuf: Any = None,
-        source: int = MPI.ANY_SOURCE,
-        recvtag: int = MPI.ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> Any:
-        """Send and receive pickled messages, as mpi4py does."""
-        if self._unexpected is None:
-            return super().sendrecv(sendobj, dest, sendtag, recvbuf, source, recvtag, status)
-        sent = self.isend(sendobj, dest, sendtag)
-        received = self.recv(recvbuf, source, recvtag, status)
-        sent.wait()
-        return received
+def iprobe(
+    comm: HasSession, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+) -> bool:
+    """Tell whether a message is here, as mpi4py does."""
+    session = comm.session
+    return (
+        session.p2p.iprobe(source, tag, status)
+        if session.unexpected is None
+        else Iprobe(comm, source, tag, status)
+    )
 
-    def _drawn_pickle(self, source: int, tag: int) -> MPI.Message | None:
-        """Take the message of a pickle's receive, if it is one of those that were looked into."""
-        queue = self._unexpected
-        if queue is None:
+
+def mprobe(
+    comm: HasSession, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+) -> MPI.Message:
+    """Wait until a message is here, and match it, as mpi4py does."""
+    session = comm.session
+    if session.unexpected is None:
+        return session.p2p.mprobe(source, tag, status)
+    with _watched(session):
+        return _of_pickle(session, _poll(session, lambda: match(session, source, tag, status), source))
+
+
+def improbe(
+    comm: HasSession, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
+) -> MPI.Message | None:
+    """Match a message and return it, if one is here, as mpi4py does."""
+    session = comm.session
+    if session.unexpected is None:
+        return session.p2p.improbe(source, tag, status)
+    drawn = match(session, source, tag, status)
+    return None if drawn is None else _of_pickle(session, drawn)
+
+
+def recv(
+    comm: HasSession,
+    buf: Any = None,
+    source: int = MPI.ANY_SOURCE,
+    tag: int = MPI.ANY_TAG,
+    status: MPI.Status | None = None,
+) -> Any:
+    """Receive a pickled message, as mpi4py does."""
+    message = _drawn_pickle(comm.session, source, tag)
+    return comm.session.p2p.recv(buf, source, tag, status) if message is None else message.recv(status)
+
+
+def irecv(
+    comm: HasSession, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG
+) -> MPI.Request:
+    """Start to receive a pickled message, as mpi4py does."""
+    message = _drawn_pickle(comm.session, source, tag)
+    return comm.session.p2p.irecv(buf, source, tag) if message is None else message.irecv()
+
+
+def sendrecv(
+    comm: HasSession,
+    sendobj: Any,
+    dest: int,
+    sendtag: int = 0,
+    recvbuf: Any = None,
+    source: int = MPI.ANY_SOURCE,
+    recvtag: int = MPI.ANY_TAG,
+    status: MPI.Status | None = None,
+) -> Any:
+    """Send and receive pickled messages, as mpi4py does."""
+    session = comm.session
+    if session.unexpected is None:
+        return session.p2p.sendrecv(sendobj, dest, sendtag, recvbuf, source, recvtag, status)
+    sent = session.p2p.isend(sendobj, dest, sendtag)
+    received = recv(comm, recvbuf, source, recvtag, status)
+    sent.wait()
+    return received
+
+
+def _drawn_pickle(session: Session, source: int, tag: int) -> MPI.Message | None:
+    """Take the message of a pickle's receive, if it is one of those that were looked into."""
+    queue = session.unexpected
+    if queue is None:
+        return None
+    with queue.lock:
+        drawn = queue.first(source, tag)
+        if drawn is None:
             return None
-        with queue.lock:
-            drawn = queue.first(source, tag)
-            if drawn is None:
-                return None
-            queue.remove(drawn)
-        return self._of_pickle(drawn)
+        queue.remove(drawn)
+    return _of_pickle(session, drawn)
 
-    def _of_pickle(self, drawn: Drawn) -> MPI.Message:
-        drawn.fetch()  # mpi4py's message of a pickle has room for it, which no one can give
-        return Message.of(self, drawn)
 
-    # -- where a probe has looked into messages -------------------------------------------------------
+def _of_pickle(session: Session, drawn: Drawn) -> MPI.Message:
+    drawn.fetch()  # mpi4py's message of a pickle has room for it, which no one can give
+    return Message.of(session, drawn)
 
-    def _probed(self, source: int, tag: int, status: MPI.Status | None) -> bool:
-        """Tell whether a message is here, and fill ``status``."""
-        if self._unexpected is not None:
-            return self._unexpected.probe(source, tag, status)
+
+# -- where a probe has looked into messages ---------------------------------------------------------------
+
+
+def _probed(session: Session, source: int, tag: int, status: MPI.Status | None) -> bool:
+    """Tell whether a message is here, and fill ``status``."""
+    if session.unexpected is not None:
+        return session.unexpected.probe(source, tag, status)
+    with inside_mpi():
+        found = session.p2p.Iprobe(source, tag, status)
+    if not found or status is None or not _encoded(session, status):
+        return found
+    return _queue(session).probe(source, tag, status)
+
+
+def _matched(session: Session, source: int, tag: int, status: MPI.Status | None) -> MPI.Message | None:
+    """Match a message, if one is here, and fill ``status``."""
+    drawn = match(session, source, tag, status)
+    if drawn is None:
+        return None
+    return Message.of(session, drawn) if drawn.message is None else drawn.message
+
+
+def match(session: Session, source: int, tag: int, status: MPI.Status | None) -> Drawn | None:
+    """Take a message, if one is here, and fill ``status``."""
+    if session.unexpected is None:
+        given = MPI.Status()
         with inside_mpi():
-            found = self._p2p.Iprobe(source, tag, status)
-        if not found or status is None or not self._encoded(status):
-            return found
-        return self._queue().probe(source, tag, status)
+            if not session.p2p.Iprobe(source, tag, given):
+                return None
+            if not _encoded(session, given):
+                message = session.p2p.Improbe(source, tag, given if status is None else status)
+                return None if message is None else Drawn(message, given if status is None else status)
+    return _queue(session).match(source, tag, status)
 
-    def _matched(self, source: int, tag: int, status: MPI.Status | None) -> MPI.Message | None:
-        """Match a message, if one is here, and fill ``status``."""
-        drawn = self._match(source, tag, status)
-        return None if drawn is None else self._as_message(drawn)
 
-    def _match(self, source: int, tag: int, status: MPI.Status | None) -> Drawn | None:
-        """Take a message, if one is here, and fill ``status``."""
-        if self._unexpected is None:
-            given = MPI.Status()
-            with inside_mpi():
-                if not self._p2p.Iprobe(source, tag, given):
-                    return None
-                if not self._encoded(given):
-                    message = self._p2p.Improbe(source, tag, given if status is None else status)
-                    return None if message is None else Drawn(message, given if status is None else status)
-        return self._queue().match(source, tag, status)
+def _encoded(session: Session, status: MPI.Status) -> bool:
+    """Tell whether a message may be encoded."""
+    return session.compressed_from is not None and encoded(status.Get_count(MPI.BYTE))
 
-    def _encoded(self, status: MPI.Status) -> bool:
-        """Tell whether a message may be encoded."""
-        return self._compressed_from is not None and encoded(status.Get_count(MPI.BYTE))
 
-    def _queue(self) -> Unexpected:
-        if self._unexpected is None:
-            self._unexpected = Unexpected(self._p2p)
-        return self._unexpected
+def _queue(session: Session) -> Unexpected:
+    if session.unexpected is None:
+        session.unexpected = Unexpected(session.p2p)
+    return session.unexpected
 
-    def _as_message(self, drawn: Drawn) -> MPI.Message:
-        return Message.of(self, drawn) if drawn.message is None else drawn.message
 
-    def _posted_late(
-        self, request: engine.Request, buf: Any, source: int | None, tag: int, status: MPI.Status | None
-    ) -> engine.Request:
-        if source is None or not self._takes_back(request):
-            return request
-        return self.start_recv(buf, source, tag, None, status)
+def _watched(session: Session) -> AbstractContextManager[Any]:
+    if session.freed:
+        raise session.gone("probe")
+    return watched(f"probe on axis {session.axis!r}, rank {session.rank} of {session.size}", session.timeout)
 
-    def _takes_back(self, request: engine.Request | Request) -> bool:
-        """Take a receive back from MPI if another thread began to draw messages before MPI had it: look there first."""
-        return self._unexpected is not None and not request.done and request.cancel()
 
-    @abc.abstractmethod
-    def start_recv(
-        self, buf: Any, source: int, tag: int, codec: CodecLike = None, status: MPI.Status | None = None
-    ) -> engine.Request:
-        """Start ``Irecv`` as an operation without an MPI request."""
-
-    def _pass_later(
-        self,
-        op: str,
-        post: Callable[..., MPI.Request],
-        arguments: tuple[Any, ...],
-        nbytes: int,
-        peer: int | None,
-        status: MPI.Status | None,
-        copies: float,
-    ) -> engine.Request:
-        """Start one of MPI's own operations as a request of the engine."""
-        request = super()._pass_later(op, post, arguments, nbytes, peer, status, copies)
-        if op != "recv" or not isinstance(arguments[0], AsBytes):
-            return request
-        return self._posted_late(request, arguments[0].given, peer, arguments[2], status)
-
-    def start_drawn(self, drawn: Drawn, buf: Any, status: MPI.Status | None) -> engine.Request:
-        """Start to receive a message that is no longer MPI's to match.
-
-        Args:
-            drawn: the message.
-            buf: the caller's buffer.
-            status: status to fill.
-
-        Raises:
-            MismatchError: the message is compressed, and only MPI understands the buffer.
-        """
-        try:
-            flat: Flat | None = parse(buf, writable=True)
-        except ForeignBufferError:
-            flat = None
-        status = MPI.Status() if status is None else status
-        if flat is not None:
-            return stored(flat_p2p.recv_drawn(self, drawn, flat, status), flat)
-        message = drawn.message
-        if drawn.header() is not None:
-            raise MismatchError(
-                f"recv on axis {self.axis!r}, rank {self.rank} of {self.size}: rank {drawn.source} sent a message of "
-                f"{drawn.nbytes} bytes that a buffer which only MPI understands cannot take"
+def _poll(session: Session, ask: Callable[[], Any], source: int) -> Any:
+    engine.engine().check_process("probe")
+    began = monotonic()
+    while True:
+        for _ in range(20):
+            found = ask()
+            if found:
+                return found
+            sched_yield()
+        if monotonic() - began > session.timeout:
+            who = "any rank" if source == MPI.ANY_SOURCE else f"rank {source}"
+            raise CollectiveTimeoutError(
+                f"probe on axis {session.axis!r}, rank {session.rank} of {session.size}: no message from {who} within "
+                f"{session.timeout:g} s"
             )
-        request = self._foreign(
-            "recv",
-            lambda: unpack(drawn.buffer, buf) if message is None else message.Irecv(buf),
-            transport=self.message_transport,
-            peer=drawn.source,
-            status=status,
-        )
-        if message is None:  # an odd number of bytes of the sender's own
-            request.add_done_callback(lambda _: drawn.tell(status))
+        engine.engine().poll()
+        sleep(_POLL_SECONDS)
+
+
+# -- receives of messages that may have been looked into --------------------------------------------------
+
+
+def start_receive(
+    session: Session,
+    buf: Any,
+    source: int,
+    tag: int,
+    status: MPI.Status | None,
+    post: Callable[[], engine.Request],
+) -> engine.Request:
+    """Start to receive a message that was looked into; if there is none, start a receive of one that MPI has, or will.
+
+    Args:
+        session: session of the communicator.
+        buf: the caller's buffer.
+        source, tag, status: arguments of the receive.
+        post: function that starts a receive of MPI's.
+    """
+    queue = session.unexpected
+    if queue is None:
+        return posted_late(session, post(), buf, source, tag, status)
+    with queue.lock:
+        drawn = queue.first(source, tag)
+        if drawn is None:
+            return post()
+        request = start_drawn(session, drawn, buf, status)
+        queue.remove(drawn)
         return request
 
-    def _watched(self) -> AbstractContextManager[Any]:
-        if self._freed:
-            raise self._gone("probe")
-        return watched(f"probe on axis {self.axis!r}, rank {self.rank} of {self.size}", self.timeout)
 
-    def _poll(self, ask: Callable[[], Any], source: int) -> Any:
-        engine.engine().check_process("probe")
-        began = monotonic()
-        while True:
-            for _ in range(20):
-                found = ask()
-                if found:
-                    return found
-                sched_yield()
-            if monotonic() - began > self.timeout:
-                who = "any rank" if source == MPI.ANY_SOURCE else f"rank {source}"
-                raise CollectiveTimeoutError(
-                    f"probe on axis {self.axis!r}, rank {self.rank} of {self.size}: no message from {who} within "
-                    f"{self.timeout:g} s"
-                )
-            engine.engine().poll()
-            sleep(_POLL_SECONDS)
+def post_receive(
+    session: Session, buf: Any, source: int, tag: int, codec: CodecLike, status: MPI.Status | None
+) -> engine.Request:
+    """Start to receive a message that MPI has, or will have."""
+    try:
+        if source == MPI.PROC_NULL:
+            raise ForeignBufferError("nobody sends it")
+        flat = parse(buf, writable=True)
+    except ForeignBufferError:
+        nobody, post = source == MPI.PROC_NULL, session.p2p.Irecv
+        return session.start_foreign(
+            "recv",
+            lambda: post(buf, source, tag),
+            None if nobody else codec,
+            transport=session.message_transport,
+            peer=source,
+            status=status,
+        )
+    return stored(flat_p2p.recv(session, flat, source, tag, codec, status), flat)
+
+
+def posted_late(
+    session: Session,
+    request: engine.Request,
+    buf: Any,
+    source: int | None,
+    tag: int,
+    status: MPI.Status | None,
+) -> engine.Request:
+    """Return the request of a receive that MPI has, or of another one where its message is not MPI's any more."""
+    if source is None or not takes_back(session, request):
+        return request
+    given = MPI.Status() if status is None else status
+    return start_receive(
+        session, buf, source, tag, given, lambda: post_receive(session, buf, source, tag, None, given)
+    )
+
+
+def takes_back(session: Session, request: engine.Request | Request) -> bool:
+    """Take a receive back from MPI if another thread began to draw messages before MPI had it: look there first."""
+    return session.unexpected is not None and not request.done and request.cancel()
+
+
+def start_drawn(session: Session, drawn: Drawn, buf: Any, status: MPI.Status | None) -> engine.Request:
+    """Start to receive a message that is no longer MPI's to match.
+
+    Args:
+        session: session of the communicator.
+        drawn: the message.
+        buf: the caller's buffer.
+        status: status to fill.
+
+    Raises:
+        MismatchError: the message is compressed, and only MPI understands the buffer.
+    """
+    try:
+        flat: Flat | None = parse(buf, writable=True)
+    except ForeignBufferError:
+        flat = None
+    status = MPI.Status() if status is None else status
+    if flat is not None:
+        return stored(flat_p2p.recv_drawn(session, drawn, flat, status), flat)
+    message = drawn.message
+    if drawn.header() is not None:
+        raise MismatchError(
+            f"recv on axis {session.axis!r}, rank {session.rank} of {session.size}: rank {drawn.source} sent a message "
+            f"of {drawn.nbytes} bytes that a buffer which only MPI understands cannot take"
+        )
+    request = session.start_foreign(
+        "recv",
+        lambda: unpack(drawn.buffer, buf) if message is None else message.Irecv(buf),
+        transport=session.message_transport,
+        peer=drawn.source,
+        status=status,
+    )
+    if message is None:  # an odd number of bytes of the sender's own
+        request.add_done_callback(lambda _: drawn.tell(status))
+    return request
 
 
 class AsBytes(list[Any]):
@@ -310,14 +379,14 @@ class Message(MPI.Message):
     no such message: ``Message.Probe(comm)`` does, and so does ``comm.Mprobe()``.
     """
 
-    _comm: Probes | None = None
+    _session: Session | None = None
     _drawn: Drawn | None = None
 
     @classmethod
-    def of(cls, comm: Probes, drawn: Drawn) -> Self:
+    def of(cls, session: Session, drawn: Drawn) -> Self:
         """Make the message that has been taken from MPI."""
         self = cls.__new__(cls, MPI.MESSAGE_NO_PROC)
-        self._comm, self._drawn = comm, drawn
+        self._session, self._drawn = session, drawn
         return self
 
     def Recv(self, buf: Any, status: MPI.Status | None = None) -> None:
@@ -331,7 +400,7 @@ class Message(MPI.Message):
     def recv(self, status: MPI.Status | None = None) -> Any:
         """Receive a pickled message."""
         _, drawn = self._held()
-        self._comm = self._drawn = None
+        self._session = self._drawn = None
         drawn.fetch().Wait()
         drawn.tell(status)
         return MPI.pickle.loads(drawn.buffer)
@@ -341,15 +410,15 @@ class Message(MPI.Message):
         return _Unpickled.of(self)
 
     def _receive(self, buf: Any, status: MPI.Status | None) -> engine.Request:
-        comm, drawn = self._held()
-        request = comm.start_drawn(drawn, buf, status)
-        self._comm = self._drawn = None
+        session, drawn = self._held()
+        request = start_drawn(session, drawn, buf, status)
+        self._session = self._drawn = None
         return request
 
-    def _held(self) -> tuple[Probes, Drawn]:
-        if self._comm is None or self._drawn is None:
+    def _held(self) -> tuple[Session, Drawn]:
+        if self._session is None or self._drawn is None:
             raise MPI.Exception(MPI.ERR_REQUEST)
-        return self._comm, self._drawn
+        return self._session, self._drawn
 
     def __bool__(self) -> bool:
         return self._drawn is not None

@@ -36,7 +36,6 @@ from hybridcomp.torch.untraced import untraced
 if TYPE_CHECKING:
     from hybridcomp.collectives import Communicator, StatRow
     from hybridcomp.collectives.execution.progress import Request
-    from hybridcomp.collectives.session import Session
 
 _LAST_SECONDS = 5.0
 
@@ -47,7 +46,7 @@ class Group(ProcessGroup):
 
     Attributes:
         comm: the communicator that carries its messages.
-        beside: sessions of the same ranks, for hooks; they end with this group.
+        beside: communicators of the same ranks, for hooks; they end with this group.
         options: options that it was made with; a group split from it gets a copy.
     """
 
@@ -81,7 +80,7 @@ class Group(ProcessGroup):
         self._engine = engine()
         self._sequence = 0
         self._splits = 0
-        self.beside: list[Session] = []
+        self.beside: list[Communicator] = []
         self._closed = False
         self._pid = os.getpid()
         if init.options.axis is not None:

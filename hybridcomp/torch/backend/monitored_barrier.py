@@ -40,7 +40,7 @@ def monitored_barrier(comm: Communicator, seconds: float, wait_all_ranks: bool) 
             answer.wait(seconds)
         except CollectiveTimeoutError as error:
             answer.cancel()
-            comm.spoilt = True
+            comm.session.spoilt = True
             raise CollectiveTimeoutError(
                 f"{here}: Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for "
                 f"send/recv from rank 0: it did not answer within the timeout of {seconds:g} s"
@@ -57,7 +57,7 @@ def monitored_barrier(comm: Communicator, seconds: float, wait_all_ranks: bool) 
             if not wait_all_ranks:
                 break
     if missing:
-        comm.spoilt = True  # they may come yet
+        comm.session.spoilt = True  # they may come yet
         for request in arrivals.values():
             if not request.done:
                 request.cancel()

@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import Work
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow, merge
+from hybridcomp.collectives.starting import OperationStarter
 from hybridcomp.policy import Choice
 from hybridcomp.torch.adapting import Adapting
 from hybridcomp.torch.backend.op_kinds import factor_of, op_kind
@@ -40,7 +41,8 @@ class Collectives:
     """The collectives of one process group.
 
     Attributes:
-        comm: communicator that starts operations.
+        comm: communicator of the group.
+        starter: what starts its operations.
         rank, size: this rank in the group, and the number of ranks.
         hosts: number of hosts that its ranks are on.
     """
@@ -50,6 +52,7 @@ class Collectives:
     ) -> None:
         """Start operations on a communicator; uncompressed ones by ``native``, where it is given."""
         self.comm = comm
+        self.starter: OperationStarter[Any] = comm if isinstance(comm, TorchCommunicator) else comm.session
         self._native = native
         self.rank, self.size = comm.rank, comm.size
         self.hosts = comm.hosts

@@ -116,7 +116,7 @@ class FSDPCompression:
             self._collectives[id(group)] = found
             self._groups.append(group)  # its id is a key: nobody else may get that
             adapting = self._adapting[id(group)] = Adapting(
-                self.policy, self.axis, "reduce_scatter", found.comm
+                self.policy, self.axis, "reduce_scatter", found.starter
             )
             adapting.load_memory(self._decided.pop(len(self._adapting) - 1, {}))
         return found
@@ -260,7 +260,7 @@ def open_collectives(group: Any, axis: str, policy: Policy, feedback: ErrorFeedb
     from hybridcomp.collectives import Communicator  # noqa: PLC0415  (initialises MPI)
 
     duplicate = Communicator(comm.mpi, policy, axis, timeout=comm.timeout)
-    duplicate.feedback = feedback
+    duplicate.session.feedback = feedback
     group.beside.append(duplicate)
     join(duplicate, group)
     return Collectives(duplicate)

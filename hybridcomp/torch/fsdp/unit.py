@@ -139,7 +139,7 @@ class Unit:
 
     def _cut(self, op: str, parameters: list[Any], part: Tensor) -> Cut:
         """Return the cut of a rank's part of a buffer, made on first use."""
-        comm = self._owner.collectives(self.group).comm
+        starter = self._owner.collectives(self.group).starter
         when = phase() if op == "all_gather" else "backward"
         key = (
             op,
@@ -150,7 +150,7 @@ class Unit:
             *map(id, parameters),
         )
         adapted = self._owner.adapting(self.group).version
-        return self._cuts.get(comm, key, lambda: self._made(op, when, parameters, part), adapted=adapted)
+        return self._cuts.get(starter, key, lambda: self._made(op, when, parameters, part), adapted=adapted)
 
     def _made(self, op: str, when: str, parameters: list[Any], part: Tensor) -> Cut:
         try:

@@ -262,13 +262,13 @@ class Averager:
                 beside = Communicator(comm.mpi, self.policy, self.axis, timeout=comm.timeout)
                 join(beside, group)
                 self.policy = beside.policy
-                beside.feedback = self.feedback
+                session = beside.session
+                session.feedback, session.warm = self.feedback, self._factors
                 group.beside.append(beside)  # it ends with the group
-                beside.warm = self._factors
-                self._operations = MpiOperations(beside, self._counts)
-                beside.on_start = self._operations.note
+                self._operations = MpiOperations(session, self._counts)
+                session.on_start = self._operations.note
                 # The communicator stays with the group, since to free it takes all ranks; its memory need not.
-                weakref.finalize(self, _forget, beside).atexit = False
+                weakref.finalize(self, _forget, session).atexit = False
             self._adapting = Adapting(self.policy, self.axis, "all_reduce", self._operations.comm)
             self._adapting.load_memory(self._decided)
         return self._operations
@@ -356,6 +356,6 @@ def _keep(counts: Counts) -> None:
     registry.keep(counts.rows())
 
 
-def _forget(comm: Any) -> None:
+def _forget(session: Any) -> None:
     """Drop the memory of a communicator whose averager is gone."""
-    comm.feedback, comm.warm, comm.on_start = ErrorFeedback(form=None), {}, None
+    session.feedback, session.warm, session.on_start = ErrorFeedback(form=None), {}, None

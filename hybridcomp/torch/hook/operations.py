@@ -169,9 +169,9 @@ def memory_of(tensor: torch.Tensor) -> Flat:
 class MpiOperations(Operations):
     """The operations of a hook on a hybridcomp group; the backward pass waits for them once nothing else is left."""
 
-    def __init__(self, comm: Any, counts: Counts) -> None:
-        """Start operations on a communicator of MPI's, and count them."""
-        super().__init__(comm, counts)
+    def __init__(self, session: Any, counts: Counts) -> None:
+        """Start operations on the session of a communicator of MPI's, and count them."""
+        super().__init__(session, counts)
         self._flying: list[Sequence[Any]] = []  # each bucket's requests
 
     def flush(self) -> None:
@@ -200,9 +200,9 @@ class MpiOperations(Operations):
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
         from hybridcomp.collectives.operations import flat_reductions  # noqa: PLC0415  (initialises MPI)
 
-        comm: Any = self.comm
+        session: Any = self.comm
         return flat_reductions.allreduce(
-            comm, part, part, "avg", piece.name, "backward", piece.choice, step=step
+            session, part, part, "avg", piece.name, "backward", piece.choice, step=step
         )
 
     def _note_started(self, requests: Sequence[Any]) -> None:

@@ -73,7 +73,7 @@ class Shards:
         self._rank, self._ranks = self._collectives.rank, self._collectives.size
         self._step = 0
         self._cuts: Answers[Cut] = Answers()
-        self._adapting = Adapting(policy, _AXIS, "reduce_scatter", self._collectives.comm)
+        self._adapting = Adapting(policy, _AXIS, "reduce_scatter", self._collectives.starter)
         self._buckets = list(self._fill(bucket_mb * 2**20))
         self.leaves: dict[str, nn.Parameter] = {}
         for segment in (segment for bucket in self._buckets for segment in bucket):
@@ -146,7 +146,7 @@ class Shards:
 
     def _cut(self, op: str, number: int) -> Cut:
         """Return the cut of a bucket by the policy in this step."""
-        comm = self._collectives.comm
+        starter = self._collectives.starter
 
         def made() -> Cut:
             phase = "backward" if op == "reduce_scatter" else "forward"
@@ -164,7 +164,7 @@ class Shards:
             )
 
         alike = (op, number, self._policy.same_as_step(self._step))
-        return self._cuts.get(comm, alike, made, adapted=self._adapting.version)
+        return self._cuts.get(starter, alike, made, adapted=self._adapting.version)
 
     def _empty(self, size: int) -> Tensor:
         return next(iter(self.parameters.values())).new_empty(size, requires_grad=False)

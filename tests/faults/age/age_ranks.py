@@ -202,7 +202,7 @@ def main(seed: str, operations: str, communicators: str, out: str) -> None:
 
 def _count_from(comm: hc.Communicator, number: int) -> None:
     """Have a communicator's operations number on from here, as if so many tags had been taken."""
-    numbers, each = comm.transport._numbers, comm.transport._each
+    numbers, each = comm.session.transport._numbers, comm.session.transport._each
     numbers.begin(number // (64 + each))
     for _ in range(number % (64 + each) // each):
         numbers.reserve()

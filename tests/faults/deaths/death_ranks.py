@@ -298,7 +298,7 @@ class Left(Exception):
 
 
 def _started(comm: hc.Communicator) -> int:
-    return comm._started + comm._messages
+    return comm.session.started + comm.session.messages
 
 
 def _work() -> None:

@@ -14,10 +14,10 @@ import numpy as np
 from mpi4py import MPI
 
 import hybridcomp as hc
+from hybridcomp.collectives import fast_path_cache
 from hybridcomp.collectives.engine import groups
 from hybridcomp.collectives.execution import wait
 from hybridcomp.collectives.failure import watchdog
-from hybridcomp.collectives.operations import fast_path_cache
 from hybridcomp.launcher import abort
 
 TIMEOUT = 1.0

@@ -68,5 +68,7 @@ def test_rooted(make, way):
             out, want = empty(n, "float32")
             for send, recv in ((x, out), (y, want)):
                 given = flatten(recv, writable=True, device=True) if root == RANK else None
-                reduce(comm, flatten(send, device=True), given, "avg", root, algorithm=algorithm).wait()
+                reduce(
+                    comm.session, flatten(send, device=True), given, "avg", root, algorithm=algorithm
+                ).wait()
             agrees(out, want, f"reduction of {n} by {algorithm}")

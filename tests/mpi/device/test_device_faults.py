@@ -88,7 +88,7 @@ def test_a_late_rank_has_nothing_to_answer_for(make, way, codec):
             time.sleep(1)
         comm.Allreduce(MPI.IN_PLACE, array)
     sums_agree(codec, x, y)
-    verdict(not comm._notices.troubled)
+    verdict(not comm.session.notices.troubled)
 
 
 def host_copy(data: Any) -> np.ndarray:
@@ -174,7 +174,7 @@ def test_damage_names_operation_axis_and_rank(make, way, operation, where, monke
     if SIZE == 1:
         return
     comm = make("bf16", timeout=1.0)
-    transport = comm.message_transport if operation == "recv" else comm.transport
+    transport = comm.session.message_transport if operation == "recv" else comm.session.transport
     if RANK == SIZE - 1:
         from hybridcomp.collectives.device import mailbox as mail
 
@@ -281,7 +281,7 @@ def test_awareness_of_this_mpi(make, monkeypatch):
         assert library.query is not None
         assert library.variable("no_such_variable") is None
     comm = make("int8")
-    verdict(comm.cuda_aware.messages == found.messages)
+    verdict(comm.session.cuda_aware.messages == found.messages)
     module.awareness.cache_clear()
 
 
@@ -291,7 +291,7 @@ def test_ranks_agree_on_awareness(make, monkeypatch):
     monkeypatch.setenv("HYBRIDCOMP_CUDA_AWARE", "01"[RANK != SIZE - 1])
     awareness.cache_clear()
     comm = make("bf16")
-    verdict(not comm.cuda_aware.messages)
+    verdict(not comm.session.cuda_aware.messages)
     x, y = both(values(1000, "float32"), "float32")
     comm.Allreduce(MPI.IN_PLACE, x)
     comm.Allreduce(MPI.IN_PLACE, y)

@@ -161,7 +161,7 @@ class _Start:
         if self.codec is None or self.p == 1:
             return None
         codec = hc.get_codec(self.codec)
-        able = [a for a in ALGORITHMS[op].values() if refusal(a, self.comm._topology, codec) is None]
+        able = [a for a in ALGORITHMS[op].values() if refusal(a, self.comm.session.topology, codec) is None]
         chosen = [None, *able][self.d.way % (len(able) + 1)]
         if chosen is None:
             return None

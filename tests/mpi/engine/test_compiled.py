@@ -92,7 +92,7 @@ def moves(comm: hc.Communicator, codec: str, dtype: str, n: int) -> Iterator[tup
         return np.full(size, 7, dtype)
 
     def able(op: str) -> list[str]:
-        return list(algorithms(comm._topology, codec, op))
+        return list(algorithms(comm.session.topology, codec, op))
 
     block, whole = gaussian(n, dtype=dtype), gaussian(n * p, dtype=dtype)
     for op in (MPI.SUM, "avg"):

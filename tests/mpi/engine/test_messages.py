@@ -52,7 +52,7 @@ def make() -> Iterator[Callable[..., hc.Communicator]]:
 
 def compiled(comm: hc.Communicator) -> int:
     """Count the programs of sends and receives that a communicator has."""
-    programs = comm.message_programs
+    programs = comm.session.message_programs
     return 0 if programs is None else sum(program is not None for program in programs._programs.values())
 
 

@@ -68,10 +68,10 @@ def test_parts_are_carried_as_by_themselves(make, spec, form, dtype):
     for step in range(3):
         mine, theirs = bucket(dtype, step), bucket(dtype, step)
         before = mine.data.copy()
-        request = allreduce_parts(together, mine, Together(PARTS), "avg", choice, step)
+        request = allreduce_parts(together.session, mine, Together(PARTS), "avg", choice, step)
         for part in PARTS:
             flat = Flat(theirs.data[part.start : part.stop], dtype, part.shape, True, False)
-            allreduce(alone, flat, flat, AVG, part.name, None, choice, step=step).wait()
+            allreduce(alone.session, flat, flat, AVG, part.name, None, choice, step=step).wait()
         if request is None:
             verdict(spec.startswith("topk") and dtype is DType.BFLOAT16, f"{spec} is not carried as one")
             return
@@ -90,7 +90,7 @@ def test_what_the_engine_does_not_join_is_not_started(make, spec, form):
     comm = make("none")
     choice = Choice(get_codec(spec), form, "asked for")
     data = bucket(DType.FLOAT32, 0)
-    verdict(allreduce_parts(comm, data, Together(PARTS), "avg", choice, 0) is None, "it was started")
+    verdict(allreduce_parts(comm.session, data, Together(PARTS), "avg", choice, 0) is None, "it was started")
     verdict(not comm.busy and comm.stats() == [], "it was counted")
 
 
@@ -99,6 +99,6 @@ def test_an_uncompressed_sum_of_halves_travels_as_it_is(make):
     comm = make("none")
     data = np.ones(WORLD.size << 16, np.float16)  # shards of one size
     flat = Flat(data, DType.FLOAT16, data.shape, True, False)
-    allreduce(comm, flat, flat, AVG, None, None, None, "direct").wait()
+    allreduce(comm.session, flat, flat, AVG, None, None, None, "direct").wait()
     (row,) = comm.stats()
     verdict(row.wire_bytes == row.plain_bytes, f"{row}")

@@ -80,7 +80,7 @@ def test_after_a_collective_that_was_not_posted_the_next_fail_at_once(make, monk
         verdict(isinstance(error, hc.MismatchError if WORLD.rank == 0 else hc.RemoteError), repr(error))
         verdict("started before this one has failed" in str(error), repr(error))
     verdict(time.monotonic() - began < 10)
-    verdict(WORLD.rank != 0 or len(comm.transport.post_queue.tickets) == 1)
+    verdict(WORLD.rank != 0 or len(comm.session.transport.post_queue.tickets) == 1)
 
 
 def test_an_operation_that_is_given_up_in_line_keeps_no_message_back(make):
@@ -90,10 +90,10 @@ def test_an_operation_that_is_given_up_in_line_keeps_no_message_back(make):
         def done(self) -> bool:
             return False
 
-    transport: MpiTransport = comm.message_transport
-    stuck = comm.start_native(
+    transport: MpiTransport = comm.session.message_transport
+    stuck = comm.session.start_native(
         lambda _s, _r, ticket, _e: (yield from ticket.post(lambda: MPI.REQUEST_NULL, [Never()])),
-        comm.new_plain_call("send", 0, 0),
+        comm.session.new_plain_call("send", 0, 0),
         Operands(),
         transport=transport,
     )

@@ -14,6 +14,7 @@ import hybridcomp as hc
 from hybridcomp import trace
 from hybridcomp.collectives.execution.progress import engine
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_p2p, flat_reductions
+from hybridcomp.collectives.session import Session
 from hybridcomp.collectives.stats import Call, StatRow
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
 from tests.mpi.failure.test_interrupts import interrupted
@@ -40,9 +41,9 @@ def quick(make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., hc.Communicato
     def closed(module: Any, name: str) -> None:
         honest = getattr(module, name)
 
-        def start(comm: hc.Communicator, *args: Any, **about: Any) -> Any:
-            assert comm not in made, "the usual way"
-            return honest(comm, *args, **about)
+        def start(session: Session, *args: Any, **about: Any) -> Any:
+            assert all(session is not comm.session for comm in made), "the usual way"
+            return honest(session, *args, **about)
 
         monkeypatch.setattr(module, name, start)
 
@@ -135,7 +136,7 @@ def test_what_is_started_natively_ends_right_and_is_counted_as_the_usual_way_cou
         verdict(not problem, f"{i}: {problem}")
     verdict(told(comm.stats()) == told(usual.stats()), f"{told(comm.stats())}\n{told(usual.stats())}")
     verdict(all(row.wire_seconds >= 0 for row in comm.stats()))
-    verdict(len(set(WORLD.allgather(comm._started))) == 1, "numbers differ")
+    verdict(len(set(WORLD.allgather(comm.session.started))) == 1, "numbers differ")
 
 
 def test_bits_are_those_of_the_usual_way(quick, make):
@@ -186,7 +187,7 @@ def test_who_does_not_come_is_named(make):
         ):
             comm.Iallreduce(x, y).wait()
     else:
-        engine().attend(lambda: comm._notices.troubled)  # the others ask
+        engine().attend(lambda: comm.session.notices.troubled)  # the others ask
     WORLD.Barrier()
     got = np.zeros(4, np.float32)
     request = comm.Irecv(got, LEFT, 3)
@@ -273,7 +274,7 @@ def test_an_exchange_that_was_interrupted_goes_on(make):
     for late in range(2):
         got = np.zeros(N, np.float32)
         WORLD.Barrier()
-        before = comm._messages
+        before = comm.session.messages
 
         class Doing:
             def wait(self, got: np.ndarray = got) -> None:
@@ -284,7 +285,7 @@ def test_an_exchange_that_was_interrupted_goes_on(make):
             Doing().wait()
         else:
             interrupted(Doing(), 0.004)
-        if late != ME and comm._messages == before and not got.any():  # interrupted before it began
+        if late != ME and comm.session.messages == before and not got.any():  # interrupted before it began
             Doing().wait()
         engine().attend(lambda: not engine().active and not engine().begun)
         WORLD.Barrier()

@@ -43,7 +43,7 @@ def strangers(make: Callable[..., hc.Communicator], monkeypatch: pytest.MonkeyPa
     step_by_step(comm)  # the compiled engine has contacts of its own
     comm.Barrier()
     monkeypatch.setattr(contact, "_contacts", {})
-    transports: list[MpiTransport] = [comm.transport, comm.message_transport]
+    transports: list[MpiTransport] = [comm.session.transport, comm.session.message_transport]
     stuck = []
     for transport in transports:
         transport.contacts.met.clear()
@@ -108,5 +108,5 @@ def test_messages_that_are_started_late_arrive_in_order(strangers):
         request.wait()
     verdict(identical(x) and blocked == [False])
     verdict(WORLD.rank != LAST or got.tolist() == [[i] * 4 for i in range(3)], str(got))
-    met = comm.transport.contacts.met
+    met = comm.session.transport.contacts.met
     verdict(WORLD.rank == LAST or LAST in met or contact._contacts[LAST].met, str(met))

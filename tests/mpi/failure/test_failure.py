@@ -113,7 +113,7 @@ def test_one_that_hears_nothing_is_called_silent(make, monkeypatch):
     comm = make("int8", timeout=0.5)
     absent = WORLD.size - 1
     if WORLD.rank == absent:
-        monkeypatch.setattr(comm._notices, "poll", lambda: False)
+        monkeypatch.setattr(comm.session.notices, "poll", lambda: False)
     WORLD.Barrier()
     error = failure(comm.Iallreduce(MPI.IN_PLACE, gaussian(N))) if WORLD.rank != absent else None
     WORLD.Barrier()
@@ -127,11 +127,11 @@ def test_who_waits_in_compiled_code_tells_that_it_has_begun(make, monkeypatch):
     comm = make("int8")
     x = gaussian(N)
     comm.Allreduce(MPI.IN_PLACE, x)
-    notices, number = comm._notices, comm._started + 1
+    notices, number = comm.session.notices, comm.session.started + 1
     polled, states = notices.poll, []
 
     def poll() -> bool:
-        if comm._started >= number:  # another thread may poll before
+        if comm.session.started >= number:  # another thread may poll before
             states.append(notices._state(number))
         return polled()
 
@@ -164,7 +164,7 @@ def test_hostile_notices_change_nothing(make):
     if WORLD.size == 1:
         return
     comm = make("int8")
-    notices = comm._notices
+    notices = comm.session.notices
     rng = np.random.default_rng(WORLD.rank)
     good = _FORM.pack(_MAGIC, _Kind.FAILED, 0, 3, notices.key, 1, 1)
     for raw in (

@@ -278,16 +278,16 @@ def test_a_quick_operation_that_was_interrupted_goes_on(make, ends_by_sigterm, n
     for late in range(min(2, WORLD.size)):
         x = np.full(100, WORLD.rank, np.int64)
         WORLD.Barrier()
-        before = comm._started
+        before = comm.session.started
         if WORLD.rank == late and WORLD.size > 1:
             time.sleep(0.1)  # the others are interrupted while they wait for this rank
         else:
             quick_interrupted(comm, x, 0.002, number)
-        if comm._started == before:  # or before they have begun
+        if comm.session.started == before:  # or before they have begun
             comm.Allreduce(MPI.IN_PLACE, x)
         engine().attend(lambda: not comm.busy)
         verdict(bool((x == sum(range(WORLD.size))).all()), str(x[:3]))
-        verdict(len(set(WORLD.allgather(comm._started))) == 1, "numbers differ")
+        verdict(len(set(WORLD.allgather(comm.session.started))) == 1, "numbers differ")
     y = gaussian(1000)
     comm.Allreduce(MPI.IN_PLACE, y, codec="int8")
     verdict(identical(y))

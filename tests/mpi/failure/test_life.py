@@ -250,7 +250,7 @@ def test_what_ranks_ask_each_other_while_they_wait_is_taken_before_they_free(mon
     comm.Allreduce(MPI.IN_PLACE, gaussian(30_000))
     if WORLD.rank:  # the first rank is done with it
         time.sleep(0.3)
-        comm._notices._inquire(1, time.monotonic(), 1.0)
+        comm.session.notices._inquire(1, time.monotonic(), 1.0)
     comm.Free()
     WORLD.Barrier()
     collect()

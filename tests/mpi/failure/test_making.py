@@ -304,7 +304,9 @@ def test_settings_that_rank_0_has_changed_are_told_again(monkeypatch):
         if WORLD.rank == 0:
             monkeypatch.setenv("HYBRIDCOMP_ALGORITHM", f"all_reduce={algorithm}")
         comm = communicator("int8")
-        verdict(comm._chooser._forced == {"all_reduce": algorithm}, str(comm._chooser._forced))
+        verdict(
+            comm.session._chooser._forced == {"all_reduce": algorithm}, str(comm.session._chooser._forced)
+        )
         comm.Free()
 
 

@@ -49,7 +49,7 @@ def test_a_quick_operation_is_not_done_by_who_is_still_to_be_told(make):
     x = np.ones(10, np.float32)
     comm.Allreduce(MPI.IN_PLACE, x)
     WORLD.Barrier()  # all have ended it
-    notices = comm._notices
+    notices = comm.session.notices
     if WORLD.rank == 1:
         notices.tell(1, hc.WireError("made up"))
     deadline = time.monotonic() + 10
@@ -69,7 +69,7 @@ def test_a_notice_that_came_while_nobody_waited_is_not_forgotten(make):
     if WORLD.size == 1:
         return
     comm = make("int8")
-    notices = comm._notices
+    notices = comm.session.notices
     comm.Barrier()
     if WORLD.rank != 0:
         request = comm.Iallreduce(MPI.IN_PLACE, gaussian(N))  # rank 0 does not start it
@@ -150,15 +150,15 @@ def test_a_notice_taken_in_while_compiled_code_runs_the_operation_is_not_lost(ma
     comm = make("none")
     x = np.ones(10, np.float32)
     comm.Allreduce(MPI.IN_PLACE, x)
-    notices = comm._notices
+    notices = comm.session.notices
     if WORLD.rank == 1:
         notices.tell(2, hc.WireError("made up"))
     WORLD.Barrier()
     deadline = time.monotonic() + 10
     while WORLD.rank != 1 and not notices.failures and time.monotonic() < deadline:
         time.sleep(0.01)  # of an operation that has not begun here
-    comm._started += 1  # as compiled code counts it, once it has ended
-    notices.latest = comm._started
+    comm.session.started += 1  # as compiled code counts it, once it has ended
+    notices.latest = comm.session.started
     error = None
     try:
         comm.Allreduce(MPI.IN_PLACE, x)
