@@ -261,10 +261,10 @@ def test_what_python_does_for_a_call_stays_little(make):
         comm.Allreduce(small, sums)
 
     for most, run in (
-        (3, lambda: comm.Allreduce(small, sums)),
-        (6, lambda: comm.Allreduce(small, sums, codec=codec)),
-        (4, lambda: comm.Allreduce(small, sums, codec="int8")),
-        (3, lambda: comm.Allreduce(large, large_sums)),
+        (2, lambda: comm.Allreduce(small, sums)),
+        (5, lambda: comm.Allreduce(small, sums, codec=codec)),
+        (3, lambda: comm.Allreduce(small, sums, codec="int8")),
+        (2, lambda: comm.Allreduce(large, large_sums)),
         (40, behind),
         (20, lambda: comm.Iallreduce(small, sums).Wait()),
     ):
@@ -273,9 +273,9 @@ def test_what_python_does_for_a_call_stays_little(make):
         verdict(calls <= most, f"{calls} for {most}")
 
 
-def test_a_communicator_inherits_from_few_classes_of_ours():
+def test_a_communicator_inherits_from_no_other_class_of_ours():
     ours = [kind.__name__ for kind in hc.Communicator.__mro__ if kind.__module__.startswith("hybridcomp")]
-    assert len(ours) == 1, ours
+    assert ours == ["Communicator"]
 
 
 @pytest.mark.ranks(least=2, most=3)

@@ -65,6 +65,7 @@ class FastPath:
         self._learnt = session.learnt
         self._operations = session.learnt.operations
         self._engine = engine.engine()
+        self._rank, self._size = session.rank, session.size
         self.met = session.message_transport.contacts.met
         self._flight = kernels().Flight
         self.waiting: Any = _CLOSED
@@ -158,7 +159,7 @@ class FastPath:
         request = engine.Request(
             self._engine,
             self._flown((flight, arguments if peer is None else arguments[0], peer, status)),
-            (key[0], number, self._axis, session.rank, session.size),
+            (key[0], number, self._axis, self._rank, self._size),
             self._timeout,
             status=status,
             notices=notices,
