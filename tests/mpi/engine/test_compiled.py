@@ -224,9 +224,9 @@ def test_sums_in_place_are_as_others_where_mpi_carries_them(make, monkeypatch):
                 x, y = gaussian(n), np.empty(n, np.float32)
                 before = x.copy()
                 flat, room = (Flat(data, DType.FLOAT32, data.shape, True, False) for data in (x, y))
-                allreduce(comm, flat, room, AVG, None, None, choice).wait()
+                allreduce(comm.session, flat, room, AVG, None, None, choice).wait()
                 kept = x.tobytes() == before.tobytes()
-                allreduce(comm, flat, flat, AVG, None, None, choice).wait()
+                allreduce(comm.session, flat, flat, AVG, None, None, choice).wait()
                 verdict(kept and x.tobytes() == y.tobytes(), f"{n} by {codec} and {algorithm}")
 
 
