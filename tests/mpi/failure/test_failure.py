@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.engine.groups import native_engine
-from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, TAG, State, _Kind
+from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, TAG, State, _NoticeType
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.variables import SHARED_MEMORY
 from tests.mpi.conftest import WORLD, gaussian, identical, step_by_step, verdict
@@ -166,16 +166,16 @@ def test_hostile_notices_change_nothing(make):
     comm = make("int8")
     notices = comm.session.notices
     rng = np.random.default_rng(WORLD.rank)
-    good = _FORM.pack(_MAGIC, _Kind.FAILED, 0, 3, notices.key, 1, 1)
+    good = _FORM.pack(_MAGIC, _NoticeType.FAILED, 0, 3, notices.key, 1, 1)
     for raw in (
         b"",
         rng.bytes(_BYTES),
         good[:20],
         good,
-        _FORM.pack(_MAGIC, _Kind.FAILED, 0, 3, notices.key ^ 1, 1, 1).ljust(_BYTES, b"x"),
-        _FORM.pack(_MAGIC, _Kind.FAILED, 0, 60_000, notices.key, 1, 1).ljust(_BYTES, b"x"),
-        _FORM.pack(_MAGIC, _Kind.FAILED, 9, 3, notices.key, 1, 1).ljust(_BYTES, b"x"),
-        _FORM.pack(_MAGIC, _Kind.ANSWER, State.ENDED, 0, notices.key, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _NoticeType.FAILED, 0, 3, notices.key ^ 1, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _NoticeType.FAILED, 0, 60_000, notices.key, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _NoticeType.FAILED, 9, 3, notices.key, 1, 1).ljust(_BYTES, b"x"),
+        _FORM.pack(_MAGIC, _NoticeType.ANSWER, State.ENDED, 0, notices.key, 1, 1).ljust(_BYTES, b"x"),
         _FORM.pack(_MAGIC, 77, 0, 0, notices.key, 1, 1).ljust(_BYTES, b"x"),
         rng.bytes(3 * _BYTES),
     ):

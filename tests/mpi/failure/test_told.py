@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.collectives.execution.progress import engine
-from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, TAG, _Kind
+from hybridcomp.collectives.failure.notices import _BYTES, _FORM, _MAGIC, TAG, _NoticeType
 from tests.mpi.conftest import WORLD, gaussian, identical, verdict
 from tests.mpi.failure.test_failure import N, damaged, failure
 
@@ -84,7 +84,7 @@ def test_a_notice_that_came_while_nobody_waited_is_not_forgotten(make):
     else:
         WORLD.Barrier()
         words = b"WireError: made up"
-        head = _FORM.pack(_MAGIC, _Kind.FAILED, 0, len(words), notices.key, 2, 2)
+        head = _FORM.pack(_MAGIC, _NoticeType.FAILED, 0, len(words), notices.key, 2, 2)
         raw = (head + words).ljust(_BYTES, b"\0")
         for rank in range(1, WORLD.size):
             notices.comm.Isend([raw, MPI.BYTE], rank, TAG).Wait()
