@@ -69,7 +69,10 @@ def interface_rate() -> float | None:
 
     Virtual interfaces are not asked: they tell no rate, or one that has nothing to do with the link behind them.
     """
-    megabits = max(_rates(), default=0.0)
+    megabits = 0.0
+    with contextlib.suppress(OSError):  # the process may have no file left to open
+        for rate in _rates():
+            megabits = max(megabits, rate)
     return megabits * 1e6 / 8 * _PAYLOAD if megabits > 0 else None
 
 
