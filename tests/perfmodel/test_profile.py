@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -144,6 +146,15 @@ def test_the_fastest_interface_says_what_links_there_are(tmp_path, monkeypatch):
     assert load_profile().network.bandwidth == pytest.approx(100e9 / 8 * 0.936)
     monkeypatch.setenv("HYBRIDCOMP_BANDWIDTH", "25e6")
     assert load_profile().network.bandwidth == 25e6
+
+
+def test_a_process_without_files_left_takes_the_usual_rate(monkeypatch):
+    def none_left(*_: object) -> Iterator[float]:
+        raise OSError(errno.EMFILE, "Too many open files")
+        yield
+
+    monkeypatch.setattr(load, "_rates", none_left)
+    assert load_profile().network == BUILT_IN.network
 
 
 WRONG = [
