@@ -25,7 +25,8 @@ std::size_t packed(const std::vector<Exchange::Message>& messages) {
 
 }  // namespace
 
-Exchange::Exchange(int rank, const std::vector<bool>& near, std::shared_ptr<SharedBlocks> blocks)
+Exchange::Exchange(int rank, const std::vector<bool>& near, const std::vector<bool>& away,
+                   std::shared_ptr<SharedBlocks> blocks)
     : group_(std::make_shared<Group>()),
       engine_(*this, std::move(blocks)),
       leaving_(near.size()),
@@ -34,8 +35,7 @@ Exchange::Exchange(int rank, const std::vector<bool>& near, std::shared_ptr<Shar
   group_->size = static_cast<int>(near.size());
   group_->place.assign(near.size(), -1);
   group_->near = near;
-  group_->away = near;
-  group_->away.flip();
+  group_->away = away;
 }
 
 Exchange::~Exchange() { abandon(); }

@@ -31,8 +31,10 @@ class Exchange {
     std::vector<std::size_t> sent, most;  // to the rank; from it, at most
   };
 
-  // `near`: by rank, whether it is on this host. Messages are made in `blocks`.
-  Exchange(int rank, const std::vector<bool>& near, std::shared_ptr<SharedBlocks> blocks);
+  // `near`: by rank, whether lanes reach it; `away`: whether it is on another host. Messages are made in
+  // `blocks`.
+  Exchange(int rank, const std::vector<bool>& near, const std::vector<bool>& away,
+           std::shared_ptr<SharedBlocks> blocks);
   ~Exchange();
 
   // Start an operation, which computes nothing yet. All ranks start the same ones in the same order.

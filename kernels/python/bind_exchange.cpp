@@ -56,8 +56,8 @@ void bind_exchange(nb::module_& m) {
   using namespace nb::literals;
   using namespace engine;
   nb::class_<Exchange>(m, "Exchange")
-      .def(nb::init<int, const std::vector<bool>&, std::shared_ptr<SharedBlocks>>(), "rank"_a, "near"_a,
-           "blocks"_a)
+      .def(nb::init<int, const std::vector<bool>&, const std::vector<bool>&, std::shared_ptr<SharedBlocks>>(),
+           "rank"_a, "near"_a, "away"_a, "blocks"_a)
       .def("reserve", &Exchange::reserve)
       .def("start", &start, "program"_a, "first"_a, "send"_a, "recv"_a, "memory"_a.none(), "keep"_a,
            "traced"_a, nb::keep_alive<0, 1>())

@@ -167,7 +167,9 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         """
         exchange = None
         if on_host and self._group.host_memory:
-            exchange = native.kernels().Exchange(self.rank, self._near, self._blocks)
+            exchange = native.kernels().Exchange(
+                self.rank, self._near, self.topology.away(self.rank), self._blocks
+            )
         batch = self._batch = Batch(
             plan, self._group, self.topology, self._sizes, self._pool, _DEVICE_SECONDS, exchange
         )
