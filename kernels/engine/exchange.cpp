@@ -117,10 +117,10 @@ std::string Exchange::unpack(int peer, const std::uint8_t* data, std::size_t byt
   std::size_t at = (1 + count) * sizeof(Row);
   for (std::size_t i = 0; i < count; ++i) {
     const Row row = row_at(1 + i);
-    if (row.bytes < 0 || static_cast<std::uint64_t>(row.bytes) > bytes - at ||
+    if (row.tag < kCompiled || row.bytes < 0 || static_cast<std::uint64_t>(row.bytes) > bytes - at ||
         padded(static_cast<std::size_t>(row.bytes)) > bytes - at)
-      return "a message of " + std::to_string(row.bytes) + " bytes where " + std::to_string(bytes - at) +
-             " follow";
+      return "a message of tag " + std::to_string(row.tag) + " and " + std::to_string(row.bytes) +
+             " bytes where " + std::to_string(bytes - at) + " follow";
     const auto length = static_cast<std::size_t>(row.bytes);
     std::string fault = deliver(peer, {row.tag, data + at, length}, false);
     if (!fault.empty()) {

@@ -128,6 +128,11 @@ def test_a_compiled_operation_refuses_what_it_does_not_expect() -> None:
         False,
         "a table of tag 0 and 1 messages in 16 bytes",
     )
+    below = out.copy()
+    below[16:24] = 128  # of the first message: no number may overflow
+    unlike, why = ranks[1].exchange.unpack(0, below)
+    assert not unlike
+    assert "a message of tag -9187" in why
     again = out.copy()
     assert ranks[1].exchange.unpack(0, out) is None
     unlike, why = ranks[1].exchange.unpack(0, again)
