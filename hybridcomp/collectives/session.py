@@ -253,20 +253,7 @@ class Session(OperationStarter[Request]):
         self.reconsider()
 
     def decide_together(self, larger: Session) -> None:
-        """Decide by the figures of all ranks of a larger communicator, alike in all the groups that it is made of.
-
-        Ranks that hold copies of the same values in groups of their own, such as the dp groups of the ranks of a tp
-        group, keep their copies alike where a policy decides as training goes on: ``auto`` and rules with ``adapt``.
-        All groups must start the same operations, in the same order. Decisions begin anew. Collective over ``larger``,
-        which must not be freed before this communicator.
-
-        Args:
-            larger: communicator that has all ranks of this one, and of the other groups.
-
-        Raises:
-            ValueError: on all ranks; ``larger`` lacks a rank, or its groups have unlike numbers of ranks.
-            MismatchError: on all ranks; the groups have unlike policies.
-        """
+        """Decide together with a larger communicator: see :meth:`.Communicator.decide_together`."""
         self._automatic.join(larger)
         self._profile = larger._profile
         self._decide()

@@ -144,7 +144,7 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         return self._automatic.gather(values)
 
     def decide_together(self, larger: ExchangeGroup) -> None:
-        """Decide by the figures of all ranks of a larger group: see :meth:`.Session.decide_together`.
+        """Decide by the figures of all ranks of a larger group: see :meth:`.Communicator.decide_together`.
 
         Args:
             larger: group of all these ranks, that nobody else uses.
