@@ -36,10 +36,7 @@ def packed_size(lengths: Sequence[int], more: int = 0) -> int:
     messages = len(lengths) + (more > 0)
     if not messages:
         return 0
-    total = ENTRY_BYTES * (1 + messages) - (-more // _ALIGN) * _ALIGN
-    for nbytes in lengths:
-        total += -(-nbytes // _ALIGN) * _ALIGN
-    return total
+    return table_size(messages) + padded(more) + sum(map(padded, lengths))
 
 
 def table_size(messages: int) -> int:
@@ -62,7 +59,7 @@ def table_of(messages: Sequence[tuple[int, int]]) -> tuple[bytes, list[Extent]]:
     at, extents = len(table), []
     for tag, nbytes in messages:
         extents.append(Extent(tag, at, at + nbytes))
-        at += -(-nbytes // _ALIGN) * _ALIGN
+        at += padded(nbytes)
     return table, extents
 
 
@@ -96,13 +93,12 @@ def unpack(head: ByteArray, nbytes: int) -> list[Extent]:
         return [Extent(FAILED, ENTRY_BYTES, ENTRY_BYTES + count)]
     if tag != _COUNT or not 0 < count <= min(head.size, nbytes) // ENTRY_BYTES - 1:
         raise WireError(f"a table of tag {tag} and {count} messages in {min(head.size, nbytes)} bytes")
-    extents, at = [], ENTRY_BYTES * (1 + count)
+    extents, at = [], table_size(count)
     for tag, length in _ENTRY.iter_unpack(head.data[ENTRY_BYTES:at]):
-        room = -(-length // _ALIGN) * _ALIGN
-        if tag < 1 or not 0 <= length <= nbytes - at or room > nbytes - at:
+        if tag < 1 or not 0 <= length <= nbytes - at or padded(length) > nbytes - at:
             raise WireError(f"a packed message of tag {tag} and {length} bytes where {nbytes - at} follow")
         extents.append(Extent(tag, at, at + length))
-        at += room
+        at += padded(length)
     if at != nbytes:
         raise WireError(f"{nbytes - at} bytes behind the last packed message")
     return extents

@@ -214,7 +214,7 @@ def test_uncompressed_sums_are_the_engines_and_alike(make):
 
 
 def test_sums_in_place_are_as_others_where_mpi_carries_them(make, monkeypatch):
-    """What is sent from the caller's array is not overwritten before it has left, nor is what this rank adds itself."""
+    """Keep what is sent from the caller's array until it has left, and what this rank adds itself."""
     monkeypatch.setenv(SHARED_MEMORY.name, "0")
     comm = make("none")
     for algorithm in algorithms(Topology((0,) * WORLD.size), "none"):
