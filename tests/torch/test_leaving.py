@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -166,3 +167,53 @@ def test_an_exception_on_all_ranks_under_torchrun(job: Started, tmp_path: Path) 
     assert "SIGSEGV" not in done.stderr, done.stderr
     assert "Abort" not in done.stderr, done.stderr
     assert "KeyError: 'own'" in done.stderr
+
+
+@pytest.mark.parametrize("hosts", ["2x1", "1x2"])
+def test_a_hook_that_waits_for_another_rank_leaves_the_status_alone(
+    hosts: str, job: Started, tmp_path: Path
+) -> None:
+    """Over gloo, and over memory that ranks of a host share: a thread in compiled code that is woken when the interpreter
+    is ending would abort the process."""
+    script = written(
+        tmp_path,
+        dedent("""
+        import signal, time
+        dist.init_process_group("gloo", timeout=timedelta(seconds=90))
+        rank = dist.get_rank()
+        processes = [None, None]
+        dist.all_gather_object(processes, os.getpid())
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64, bias=False))
+        state = hct.HookState("int8:min_bytes=0", module=ddp)
+        kept = []
+
+        def hook(state, bucket):
+            future = hct.comm_hook(state, bucket)
+            if len(kept) < 2:
+                kept.append(future)
+                return future
+            kept.append(future)  # nobody waits for it
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        class Last:
+            # The interpreter drops it when it is ending. The other rank's end wakes who waits for it.
+            def __del__(self, other=processes[1], kill=os.kill, sleep=time.sleep):
+                kill(other, 9)
+                sleep(2)
+
+        ddp.register_comm_hook(state, hook)
+        for step in range(3):
+            if step == 2 and rank:
+                time.sleep(60)
+            ddp(torch.ones(1, 64)).sum().backward()
+        sys.last = Last()
+        raise KeyError("own")
+        """),
+    )
+    (status, told), (other, _) = job.ranks(script, 2, HYBRIDCOMP_HOSTS=hosts)
+    assert other == -signal.SIGKILL
+    assert status == 1, told
+    assert "KeyError: 'own'" in told
+    assert "terminate called" not in told

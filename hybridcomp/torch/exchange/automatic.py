@@ -18,7 +18,8 @@ from hybridcomp.policy.auto.freeze import freezer
 from hybridcomp.policy.auto.reviews import Reviews
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.torch.exchange.group import ExchangeGroup
-from hybridcomp.torch.exchange.pipeline import Pipeline, Worker
+from hybridcomp.torch.exchange.pipeline import Pipeline
+from hybridcomp.torch.exchange.worker import Worker
 
 _SECONDS = 300.0  # longest time of an exchange of measurements
 _WHERE = "in the larger group"

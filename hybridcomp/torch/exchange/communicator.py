@@ -34,8 +34,9 @@ from hybridcomp.torch.exchange.automatic import Automatic
 from hybridcomp.torch.exchange.batch import Batch, BatchPlan, Known, exchanges_of
 from hybridcomp.torch.exchange.group import ExchangeGroup
 from hybridcomp.torch.exchange.operation import ExchangeOperation
-from hybridcomp.torch.exchange.pipeline import Pipeline, Worker
+from hybridcomp.torch.exchange.pipeline import Pipeline
 from hybridcomp.torch.exchange.transport import BatchTransport
+from hybridcomp.torch.exchange.worker import Worker
 
 Tensor = torch.Tensor
 _MOST_BYTES = 1 << 30  # of an array whose operation is compiled

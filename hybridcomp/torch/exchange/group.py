@@ -19,16 +19,18 @@ from hybridcomp.arrays import flatten
 from hybridcomp.collectives.transport.topology import check_hosts, hosts_of, said_hosts, told_hosts
 from hybridcomp.cuda import runtime_of
 from hybridcomp.device import DeviceArray
-from hybridcomp.errors import CollectiveTimeoutError, ConfigError, MismatchError
+from hybridcomp.errors import CollectiveTimeoutError, ConfigError, MismatchError, RemoteError
 from hybridcomp.pmi.hosts import identity
 from hybridcomp.policy import Policy, load_policy
 from hybridcomp.schedules.topology import Topology
 from hybridcomp.torch.exchange.lanes import Lanes, join_host
 from hybridcomp.torch.exchange.staging import DeviceStaging
+from hybridcomp.torch.exchange.worker import leaving
 from hybridcomp.torch.staging import home
 from hybridcomp.version import VERSION_BYTES, check_versions, packed_version
 
 _KEY_BYTES = 8
+_LOOK = timedelta(seconds=0.2)  # between two looks at whether this process ends
 
 
 class Sizes(NamedTuple):
@@ -205,7 +207,7 @@ class ExchangeGroup:
         with _called_on(self._stream):
             mine = torch.tensor([4 * n + flags for n in counts], dtype=torch.int64, device=self._device)
             theirs = torch.empty_like(mine)
-            dist.all_to_all_single(theirs, mine, group=self._group)
+            _wait(dist.all_to_all_single(theirs, mine, group=self._group, async_op=True), self._device)
             said = theirs.tolist()
         failures = [rank for rank, n in enumerate(said) if n & 1]
         return Sizes([n >> 2 for n in said], failures, any(n & 2 for n in said))
@@ -326,6 +328,26 @@ def _timeout_of(group: dist.ProcessGroup) -> timedelta:
     return max(found, default=dist.default_pg_timeout)
 
 
+def _wait(work: Any, device: torch.device) -> None:
+    """Wait for an exchange of tensors on a device; on the host, until this process ends.
+
+    Raises:
+        RemoteError: it does, before the others have come.
+    """
+    if device.type != "cpu":
+        work.wait()  # of the stream, not of the host
+        return
+    while True:
+        try:
+            work.wait(_LOOK)
+            return
+        except RuntimeError:
+            if work.is_completed():
+                raise
+        if leaving.is_set():
+            raise RemoteError("an exchange has been given up: other ranks had not come when this process ended")
+
+
 class Exchange:
     """An exchange under way."""
 
@@ -347,7 +369,7 @@ class Exchange:
         In a device's memory they are there in the order of its staging's stream: the host does not wait.
         """
         with _called_on(self._stream):
-            self._work.wait()
+            _wait(self._work, self._target.device)
             if self._target.device.type != "cpu" and not isinstance(self._recv, DeviceArray):
                 torch.from_numpy(self._recv).copy_(self._target)
         ends = list(itertools.accumulate(self._sizes))

@@ -30,6 +30,7 @@ from hybridcomp.collectives.transport.arena import (
 )
 from hybridcomp.errors import CollectiveTimeoutError, MismatchError, RemoteError, WireError, printable
 from hybridcomp.schedules.topology import Topology
+from hybridcomp.torch.exchange.worker import leaving
 
 _LOOK_SECONDS = 0.2  # between two looks at whether the processes of the others have ended
 _TOLD = re.compile(r"(\d{1,10}) (\d{1,10}) (\d{1,20}) (\d{1,16}) (\d{1,16})", re.ASCII)
@@ -167,6 +168,11 @@ class Lanes:
             if missing:
                 raise RemoteError(
                     f"{what}: {processes_of(missing)} of this host ended before its messages came"
+                )
+            if leaving.is_set():
+                raise RemoteError(
+                    f"{what}: given up: messages of {_ranks(self._missing(exchange))} of this host had not come when "
+                    f"this process ended"
                 )
             if time.monotonic() - began > self.timeout:
                 raise CollectiveTimeoutError(

@@ -6,18 +6,9 @@ other batch follows for a while, the older ones go on in turn until all have end
 
 from __future__ import annotations
 
-import atexit
-import queue
-import threading
 from collections.abc import Callable
 
 from hybridcomp.torch.exchange.batch import Batch
-
-Task = Callable[[], None]
-_JOIN_SECONDS = 5.0
-
-_Queue = queue.SimpleQueue[Task | None]  # None is the last one
-_running: dict[threading.Thread, _Queue] = {}
 
 
 class Pipeline:
@@ -59,42 +50,3 @@ class Pipeline:
             self._flying.remove(batch)
             if batch.failed:
                 self._keep(batch)
-
-
-class Worker:
-    """A worker that runs tasks first in, first out, in its own thread, which does not keep this object alive."""
-
-    def __init__(self, name: str) -> None:
-        self._tasks: _Queue = queue.SimpleQueue()
-        self._name = name
-        self._thread: threading.Thread | None = None
-
-    def submit(self, task: Task) -> None:
-        """Queue a task, which must not raise."""
-        if self._thread is None:
-            if not _running:
-                atexit.register(_end_all)
-            self._thread = threading.Thread(target=_serve, args=(self._tasks,), name=self._name, daemon=True)
-            _running[self._thread] = self._tasks
-            self._thread.start()
-        self._tasks.put(task)
-
-    def close(self) -> None:
-        """End the thread after the tasks that are queued."""
-        self._tasks.put(None)
-
-
-def _serve(tasks: _Queue) -> None:
-    while (task := tasks.get()) is not None:
-        task()
-        del task  # it may hold the worker's owner
-    _running.pop(threading.current_thread(), None)
-
-
-def _end_all() -> None:
-    """End the threads at exit: one still in torch's C++ when the interpreter ends would abort the process."""
-    running = list(_running.items())
-    for _, tasks in running:
-        tasks.put(None)
-    for thread, _ in running:
-        thread.join(_JOIN_SECONDS)
