@@ -173,7 +173,7 @@ def test_an_exception_on_all_ranks_under_torchrun(job: Started, tmp_path: Path) 
 def test_a_hook_that_waits_for_another_rank_leaves_the_status_alone(
     hosts: str, job: Started, tmp_path: Path
 ) -> None:
-    """Over gloo, and over memory that ranks of a host share: a thread in compiled code that is woken when the interpreter
+    """Over gloo, and over memory that ranks of a host share: a thread in compiled code that wakes when the interpreter
     is ending would abort the process."""
     script = written(
         tmp_path,

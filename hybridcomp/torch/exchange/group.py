@@ -345,7 +345,9 @@ def _wait(work: Any, device: torch.device) -> None:
             if work.is_completed():
                 raise
         if leaving.is_set():
-            raise RemoteError("an exchange has been given up: other ranks had not come when this process ended")
+            raise RemoteError(
+                "an exchange has been given up: other ranks had not come when this process ended"
+            )
 
 
 class Exchange:
