@@ -41,8 +41,8 @@ test-all: test-unit test-mpi
 CUDA := tests/cuda
 TOGETHER := tests/codecs $(CUDA) tests/schedules
 IN_PAIRS := tests/mpi4py_suite tests/mpi4py_differential tests/torch/test_hook.py tests/train tests/torch tests/plugin tests/top tests/examples tests/peer tests/warm tests/emulation tests/faults \
-  tests/soak tests/study/test_study.py tests/benchmarks/test_codecs.py tests/benchmarks/test_programs.py tests/lab/test_cut.py tests/demo \
-  tests/lab/test_killed.py
+  tests/soak tests/study/test_study.py tests/benchmarks/test_codecs.py tests/benchmarks/test_programs.py tests/net/test_cut.py tests/demo \
+  tests/net/test_killed.py
 # A line for each file, with how many of the tests have run.
 TOLD := $(BIN)/python -m pytest -o console_output_style=count
 test-unit: $(VENV)/.installed
@@ -273,7 +273,7 @@ bench-report: $(VENV)/.installed
 	done
 	$(if $(filter benchmarks/results,$(RESULTS)),$(BIN)/python benchmarks/pages/report_doc.py)
 
-# Training steps in the lab, predicted by hybridcomp.planner and measured: 122 trainings, half an hour on two quiet cores, and 30
+# Training steps in the lab, predicted by hybridcomp_lab.planner and measured: 122 trainings, half an hour on two quiet cores, and 30
 # on hosts that differ, a quarter of an hour.
 bench-plan: $(VENV)/.installed
 	$(BIN)/python benchmarks/step_model.py calibrate --out $(RESULTS)/planner
@@ -381,7 +381,7 @@ define install
 	  print(*p['dependencies'], *(r for e in '$(1)'.split() for r in p['optional-dependencies'][e]), sep='\n')" \
 	  > $(VENV)/requirements.txt
 	{ $(BIN)/pip install -q $(PIP_ARGS) --no-compile -c constraints.txt -r $(VENV)/requirements.txt && \
-	  $(BIN)/python -c 'import sys; sys.modules["hybridcomp._kernels"] = None; import hybridcomp.train.trainer, hybridcomp.demo.output'; \
+	  $(BIN)/python -c 'import sys; sys.modules["hybridcomp._kernels"] = None; import hybridcomp_lab.train.trainer, hybridcomp_lab.demo.output'; \
 	  } & others=$$!; failed=0; \
 	  $(call kernels,$(2)) || failed=1; \
 	  wait $$others && exit $$failed

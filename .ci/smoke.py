@@ -29,7 +29,8 @@ def contents(wheel: Path, checkout: Path) -> None:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     package = {
         path.relative_to(checkout).as_posix()
-        for path in (checkout / "hybridcomp").rglob("*")
+        for name in ("hybridcomp", "hybridcomp_lab")
+        for path in (checkout / name).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
     kernels = checkout / "kernels"

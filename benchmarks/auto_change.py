@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from resultfile import write
 
-from hybridcomp.lab import Lab
+from hybridcomp.net import Lab
 
 HOSTS = 4
 SEED = 1

@@ -31,8 +31,8 @@ from mpi4py import MPI
 from resultfile import commits, read, write
 
 import hybridcomp as hc
-from hybridcomp.demo.machine import provenance
-from hybridcomp.lab import Rate
+from hybridcomp.net import Rate
+from hybridcomp.results.provenance import provenance
 
 WORLD = MPI.COMM_WORLD
 PARTS = ("about", "about_lab", "calls", "latency", "bandwidth", "windows")  # of the file, from two runs

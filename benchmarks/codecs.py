@@ -38,7 +38,7 @@ from codecbench.peers import PEERS, Peer
 
 import hybridcomp as hc
 from hybridcomp import native
-from hybridcomp.demo import machine
+from hybridcomp.results.provenance import facts
 
 ELEMENTS = 1 << 24
 SIZES = {"64 Ki": 1 << 16, "1 Mi + 1": (1 << 20) + 1, "16 Mi": ELEMENTS, "100 Mi": 100 << 20}
@@ -299,7 +299,7 @@ def write(args: argparse.Namespace, found: Row, load: float) -> None:
         "benchmark": {"cpu": "codec sizes" if args.sizes else "codecs"}.get(
             args.device, "codecs on a device"
         ),
-        "machine": machine.facts("none") | {"load": round(load, 2)},
+        "machine": facts("none") | {"load": round(load, 2)},
         "elements": None if args.sizes else args.elements,
         "threads": args.threads,
         "quick": args.quick,

@@ -28,11 +28,11 @@ from resultfile import write
 
 import hybridcomp as hc
 from hybridcomp.launcher import find_mpiexec
-from hybridcomp.train.gossip.choco import Choco
-from hybridcomp.train.gossip.graph import make_graph
-from hybridcomp.train.gossip.neighbours import Neighbours
-from hybridcomp.train.gossip.powergossip import PowerGossip
-from hybridcomp.train.gossip.rules import PlainGossip, Rule
+from hybridcomp_lab.train.gossip.choco import Choco
+from hybridcomp_lab.train.gossip.graph import make_graph
+from hybridcomp_lab.train.gossip.neighbours import Neighbours
+from hybridcomp_lab.train.gossip.powergossip import PowerGossip
+from hybridcomp_lab.train.gossip.rules import PlainGossip, Rule
 
 RANKS = (4, 8)
 GAMMAS = (0.0375, 0.1, 0.3)

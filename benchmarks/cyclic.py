@@ -25,9 +25,9 @@ from schedulebench.sleeping import job_of, sleeping_schedule
 from schedulebench.timeline import Sampler, alive, gather, rates
 from torch import Tensor
 
-from hybridcomp.train.pipelines.cyclic import alive as by_the_book
-from hybridcomp.train.pipelines.cyclic import handed, sent
-from hybridcomp.train.trainer import process_group
+from hybridcomp_lab.train.pipelines.cyclic import alive as by_the_book
+from hybridcomp_lab.train.pipelines.cyclic import handed, sent
+from hybridcomp_lab.train.trainer import process_group
 
 SCHEDULES = {
     "data parallel": "--schedule 1f1b",

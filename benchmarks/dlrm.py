@@ -26,7 +26,7 @@ from programs import CheckError, found_by
 from resultfile import write
 from tqdm import tqdm
 
-from hybridcomp.lab import Lab
+from hybridcomp.net import Lab
 
 PROGRAM = Path(__file__).parents[1] / "examples" / "dlrm.py"
 HOSTS = 4

@@ -20,7 +20,7 @@ from typing import Any
 from resultfile import write
 from rich.progress import track
 
-from hybridcomp.lab import Lab
+from hybridcomp.net import Lab
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TIMEOUT = 300.0

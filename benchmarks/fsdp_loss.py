@@ -27,8 +27,8 @@ from programs import CheckError, found_by
 from resultfile import write
 from tqdm import tqdm
 
-from hybridcomp.lab import Lab
-from hybridcomp.train.config import TrainConfig
+from hybridcomp.net import Lab
+from hybridcomp_lab.train.config import TrainConfig
 
 HOSTS, PPN = 2, 2
 TIMEOUT = 900.0
@@ -78,11 +78,11 @@ def train(config: TrainConfig, policy: Path, file: Path) -> None:
     from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
 
     import hybridcomp.torch as hct  # noqa: PLC0415
-    from hybridcomp.train.checkpoints.resume import run_identity  # noqa: PLC0415
-    from hybridcomp.train.data import Batches  # noqa: PLC0415
-    from hybridcomp.train.model.gpt import ModelShape, build_gpt, loss_of  # noqa: PLC0415
-    from hybridcomp.train.optimizer.optimizers import learning_rate, set_learning_rate  # noqa: PLC0415
-    from hybridcomp.train.text import load_corpus  # noqa: PLC0415
+    from hybridcomp_lab.train.checkpoints.resume import run_identity  # noqa: PLC0415
+    from hybridcomp_lab.train.data import Batches  # noqa: PLC0415
+    from hybridcomp_lab.train.model.gpt import ModelShape, build_gpt, loss_of  # noqa: PLC0415
+    from hybridcomp_lab.train.optimizer.optimizers import learning_rate, set_learning_rate  # noqa: PLC0415
+    from hybridcomp_lab.train.text import load_corpus  # noqa: PLC0415
 
     dist.init_process_group("hybridcomp" if policy.stat().st_size else GLOO)
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -38,8 +38,8 @@ from typing import Any
 
 from resultfile import write
 
-from hybridcomp.lab import Lab
-from hybridcomp.lab.launch import resolve
+from hybridcomp.net import Lab
+from hybridcomp.net.launch import resolve
 
 HOSTS = 4
 LIGHTHOUSE = HOSTS + 1

@@ -27,8 +27,8 @@ from modelbench import fitting, sample
 from resultfile import write
 from tqdm import tqdm
 
-from hybridcomp.lab import Lab
 from hybridcomp.launcher import find_mpiexec
+from hybridcomp.net import Lab
 from hybridcomp.perfmodel import load_profile
 
 _TIMEOUT = 240.0

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the schedules' rules i
 from mpi4py import MPI
 from schedulebench.sleeping import job_of, sleeping_schedule
 
-from hybridcomp.train.data import Batches
-from hybridcomp.train.trainer import process_group
+from hybridcomp_lab.train.data import Batches
+from hybridcomp_lab.train.trainer import process_group
 from tests.train.reference import Reference
 
 SCHEDULES = ("1f1b", "gpipe", "2bw")

@@ -1,4 +1,4 @@
-"""Pipelines on hosts that differ, with as many layers on each stage, and with the cut of hybridcomp.planner.
+"""Pipelines on hosts that differ, with as many layers on each stage, and with the cut of hybridcomp_lab.planner.
 
 python benchmarks/placement.py --json benchmarks/results/planner/placement.json
 python benchmarks/placement.py --case processor --rounds 1        # one case, quickly
@@ -26,13 +26,13 @@ from stepmodel.cells import HOSTS, Cell, profile_name
 from stepmodel.comparing import cluster_of
 from stepmodel.measuring import WARM, measure
 
-from hybridcomp.lab import Lab
-from hybridcomp.lab.hosts import cores_of, rates_of
-from hybridcomp.planner.cluster import Cluster
-from hybridcomp.planner.placement import predict_best_cut
-from hybridcomp.planner.step.prediction import predict_step
+from hybridcomp.net import Lab
+from hybridcomp.net.hosts import cores_of, rates_of
 from hybridcomp.policy import load_policy
-from hybridcomp.train.config import TrainConfig
+from hybridcomp_lab.planner.cluster import Cluster
+from hybridcomp_lab.planner.placement import predict_best_cut
+from hybridcomp_lab.planner.step.prediction import predict_step
+from hybridcomp_lab.train.config import TrainConfig
 
 PROFILES = Path(__file__).parent / "results" / "planner"
 _BASE = "1gbit"  # rate of the profiles that are used: all but the link's costs are the same at all rates

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.lab import Lab
+from hybridcomp.net import Lab
 
 
 class CheckError(RuntimeError):

@@ -3,8 +3,8 @@
 python benchmarks/recompute_memory.py --json recompute.json
 python benchmarks/recompute_memory.py --limit 150M
 
-For each limit the planner chooses how many blocks are computed again (hybridcomp/planner/recompute.py); a process of
-its own then trains that for three steps. Measured is the most resident memory since before the model was built, less
+For each limit the planner chooses how many blocks are computed again (hybridcomp_lab/planner/recompute.py); a process
+of its own then trains that for three steps. Measured is the most resident memory since before the model was built, less
 the memory that was resident then. A limit that is passed ends the program.
 """
 
@@ -21,9 +21,9 @@ from typing import Any
 
 from resultfile import write
 
-from hybridcomp.planner.recompute import PLANNED, least_of_all, least_that_fits, needed, with_blocks
 from hybridcomp.policy import load_policy
-from hybridcomp.train.config import TrainConfig
+from hybridcomp_lab.planner.recompute import PLANNED, least_of_all, least_that_fits, needed, with_blocks
+from hybridcomp_lab.train.config import TrainConfig
 
 CONFIG = TrainConfig(
     policy="none",
@@ -77,9 +77,9 @@ def train(blocks: int) -> None:
     """Train a few steps and print the memory that they took."""
     import torch  # noqa: PLC0415
 
-    from hybridcomp.train.checkpoints.resume import run_identity  # noqa: PLC0415
-    from hybridcomp.train.model.gpt import ModelShape, build_gpt, loss_of  # noqa: PLC0415
-    from hybridcomp.train.model.recompute import recompute_blocks  # noqa: PLC0415
+    from hybridcomp_lab.train.checkpoints.resume import run_identity  # noqa: PLC0415
+    from hybridcomp_lab.train.model.gpt import ModelShape, build_gpt, loss_of  # noqa: PLC0415
+    from hybridcomp_lab.train.model.recompute import recompute_blocks  # noqa: PLC0415
 
     def run(config: TrainConfig, again: int) -> None:
         model = build_gpt(ModelShape.of(run_identity(config, config.vocab_size, "")), config.seed)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.demo.machine import NOT_RECORDED, provenance
 from hybridcomp.files import write_text
+from hybridcomp.results.provenance import NOT_RECORDED, provenance
 
 
 def write(path: Path, content: Mapping[str, Any], kind: str | None = None) -> None:
@@ -16,7 +16,7 @@ def write(path: Path, content: Mapping[str, Any], kind: str | None = None) -> No
 
     Args:
         path: path of the file; its folder is made.
-        content: results; a fact of :func:`~hybridcomp.demo.machine.provenance` among them counts for the program's own.
+        content: results; a fact of :mod:`~hybridcomp.results.provenance` among them counts for the program's own.
         kind: kind of the lab that was measured in; None: that of the lab that this process is in, if any.
 
     Raises:

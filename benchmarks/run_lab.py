@@ -26,7 +26,7 @@ from collbench.matrix import SHARED, Cell
 from collbench.records import Records
 from tqdm import tqdm
 
-from hybridcomp.lab import Lab
+from hybridcomp.net import Lab
 
 TIMEOUT = 180.0  # seconds for a cell: several times its estimate
 

@@ -32,7 +32,7 @@ _CODECS = ("hybridcomp/codecs", "kernels/codecs", "kernels/include", "kernels/py
 _SCHEDULES = ("hybridcomp/schedules", "hybridcomp/perfmodel")
 _ENGINE = (*_CODECS, *_SCHEDULES, "hybridcomp/collectives", "hybridcomp/policy", "kernels/engine")
 _TORCH = (*_ENGINE, "hybridcomp/torch")
-_TRAIN = (*_TORCH, "hybridcomp/train")
+_TRAIN = (*_TORCH, "hybridcomp_lab/train")
 _DEVICE = (
     *_CODECS,
     "hybridcomp/collectives/device",
@@ -70,7 +70,7 @@ def _run(program: str, arguments: str = "", before: str = "") -> tuple[str, ...]
 _PAIR = "mpiexec -n 2"
 
 FIGURES = (
-    Figure("demo/results.json", (*_TRAIN, "hybridcomp/demo"),
+    Figure("demo/results.json", (*_TRAIN, "hybridcomp_lab/demo"),
            ("hybridcomp demo --full --out runs/figures/demo",
             "cp runs/figures/demo/results.json runs/figures/demo/demo.png benchmarks/results/demo",
             "python benchmarks/pages/readme.py")),
@@ -131,11 +131,12 @@ FIGURES = (
         "python benchmarks/model.py judge --cells runs/figures/model --out benchmarks/results/model")),
     Figure("planner/error.json", (*_CODECS, "hybridcomp/schedules", "benchmarks/error_at_scale.py"),
            _run("error_at_scale", "--picture benchmarks/results/planner/error.png")),
-    Figure("planner/recompute.json", ("hybridcomp/planner", "hybridcomp/train", "benchmarks/recompute_memory.py"),
+    Figure("planner/recompute.json",
+           ("hybridcomp_lab/planner", "hybridcomp_lab/train", "benchmarks/recompute_memory.py"),
            _run("recompute_memory")),
-    Figure("planner/plan_16x8.json", (*_SCHEDULES, "hybridcomp/planner", "examples/cluster_16x8.toml")),
-    Figure("planner/scale_16x8.json", (*_SCHEDULES, "hybridcomp/planner", "examples/cluster_16x8.toml")),
-    Figure("planner/*.json", (*_TRAIN, "hybridcomp/planner", "benchmarks/step_model.py", "benchmarks/stepmodel",
+    Figure("planner/plan_16x8.json", (*_SCHEDULES, "hybridcomp_lab/planner", "examples/cluster_16x8.toml")),
+    Figure("planner/scale_16x8.json", (*_SCHEDULES, "hybridcomp_lab/planner", "examples/cluster_16x8.toml")),
+    Figure("planner/*.json", (*_TRAIN, "hybridcomp_lab/planner", "benchmarks/step_model.py", "benchmarks/stepmodel",
                               "benchmarks/placement.py"), (
         "make bench-plan RESULTS=runs/figures", "cp -r runs/figures/planner benchmarks/results",
         "python benchmarks/pages/plan_doc.py")),

@@ -1,4 +1,4 @@
-"""Training steps in the lab: predicted by hybridcomp.planner, and measured.
+"""Training steps in the lab: predicted by hybridcomp_lab.planner, and measured.
 
 python benchmarks/step_model.py calibrate       # profiles of the lab, and trainings to which overheads are fitted
 python benchmarks/step_model.py measure         # the trainings that are predicted; run again, it goes on
@@ -27,8 +27,8 @@ from stepmodel.choices import CASES, choose
 from stepmodel.measuring import measure
 from stepmodel.scaling import scaled
 
-from hybridcomp.demo.machine import commit
-from hybridcomp.lab import Lab
+from hybridcomp.net import Lab
+from hybridcomp.results.provenance import commit
 
 OUT = Path(__file__).parent / "results" / "planner"
 RATES = ("none", "200mbit", "1gbit")

@@ -21,12 +21,12 @@ from stepprofile import figures, perf, tables
 from stepprofile.records import RankRecord, Sampling
 from tqdm import tqdm
 
-from hybridcomp.demo.record import RunRecord
-from hybridcomp.demo.training import train_in
 from hybridcomp.errors import ConfigError, HybridcompError
-from hybridcomp.lab import Lab, Rate
-from hybridcomp.study.plan import Run, Study
-from hybridcomp.study.reading import read_study
+from hybridcomp.net import Lab, Rate
+from hybridcomp.results.record import RunRecord
+from hybridcomp_lab.demo.training import train_in
+from hybridcomp_lab.study.plan import Run, Study
+from hybridcomp_lab.study.reading import read_study
 
 ROOT = Path(__file__).parents[1]
 RANK = Path(__file__).with_name("step_rank.py")

@@ -30,10 +30,10 @@ from programs import CheckError
 from resultfile import write
 from tqdm import tqdm
 
-from hybridcomp.lab import Lab
-from hybridcomp.train.checkpoints.resume import newest
-from hybridcomp.train.checkpoints.stored import read
-from hybridcomp.train.model.embedding import COPIES
+from hybridcomp.net import Lab
+from hybridcomp_lab.train.checkpoints.resume import newest
+from hybridcomp_lab.train.checkpoints.stored import read
+from hybridcomp_lab.train.model.embedding import COPIES
 
 HOSTS = 4
 TIMEOUT = 600.0

@@ -32,9 +32,9 @@ from programs import CheckError
 from tqdm import tqdm
 
 from hybridcomp import style
-from hybridcomp.demo.machine import commit, facts
-from hybridcomp.demo.record import RunRecord, read_run
-from hybridcomp.lab import Lab
+from hybridcomp.net import Lab
+from hybridcomp.results.provenance import commit, facts
+from hybridcomp.results.record import RunRecord, read_run
 
 HOSTS = 4
 TIMEOUT = 1800.0

@@ -17,6 +17,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hybridcomp.moved import find_moved
+
 if TYPE_CHECKING:
     from hybridcomp import trace
     from hybridcomp.codecs import Codec, ErrorFeedback, decode, decode_add, get_codec, register_codec
@@ -100,6 +102,7 @@ def _leave() -> None:
         progress.leave()
 
 
+find_moved()
 atexit.register(_leave)  # here, before what a program registers itself, so that it runs after that
 
 

@@ -14,7 +14,7 @@ from tests.conftest import asked_of, few_of
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
-PATHS = set(re.findall(r"`((?:hybridcomp|kernels|tests|benchmarks|docs)/[\w./-]+)`", GUIDE))
+PATHS = set(re.findall(r"`((?:hybridcomp(?:_lab)?|kernels|tests|benchmarks|docs)/[\w./-]+)`", GUIDE))
 # Files in the walk through an all-reduce, which leaves out what lies before the file's own folder.
 WALK = set(
     re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.(?:py|cpp|hpp))`", (ROOT / "docs" / "architecture.md").read_text())
@@ -28,7 +28,11 @@ def test_paths_exist(path):
 
 @pytest.mark.parametrize("path", sorted(WALK))
 def test_files_of_the_walk_exist(path):
-    found = [p for folder in ("hybridcomp", "kernels") for p in (ROOT / folder).rglob(Path(path).name)]
+    found = [
+        p
+        for folder in ("hybridcomp", "hybridcomp_lab", "kernels")
+        for p in (ROOT / folder).rglob(Path(path).name)
+    ]
     assert any(p.as_posix().endswith(f"/{path}") for p in found)
 
 

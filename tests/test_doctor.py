@@ -18,8 +18,8 @@ from hybridcomp.errors import NativeUnavailableError
 from hybridcomp.launcher import find_mpiexec
 from hybridcomp.perfmodel import BUILT_IN, Tier, load_profile
 from hybridcomp.perfmodel.curves import OPERATIONS
-from hybridcomp.planner.compute import Work
-from hybridcomp.planner.site import read_site
+from hybridcomp_lab.planner.compute import Work
+from hybridcomp_lab.planner.site import read_site
 
 
 def run(ranks, *arguments, **environment):

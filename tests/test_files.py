@@ -21,20 +21,21 @@ import pytest
 from hybridcomp import trace
 from hybridcomp.breakdown import reading
 from hybridcomp.cli.main import EXIT_WRONG_INPUT, main
-from hybridcomp.demo.record import read_run
 from hybridcomp.errors import ConfigError, HybridcompError
 from hybridcomp.files import Log, checked, tell_failure, write_text, writing
 from hybridcomp.perfmodel import load_profile
 from hybridcomp.perfmodel.profile import BUILT_IN
-from hybridcomp.planner.site import read_site
 from hybridcomp.policy import load_policy
 from hybridcomp.policy.adapt.decisions import read_decisions
 from hybridcomp.policy.at_exit import FilesAtExit
-from hybridcomp.study.reading import read_study
-from hybridcomp.train.checkpoints.resume import RECORD, Checkpoint, read_checkpoint
-from hybridcomp.train.reading import read_toml
-from hybridcomp.train.shares import read_shares
+from hybridcomp.results.record import read_run
+from hybridcomp_lab.planner.site import read_site
+from hybridcomp_lab.study.reading import read_study
+from hybridcomp_lab.train.checkpoints.resume import RECORD, Checkpoint, read_checkpoint
+from hybridcomp_lab.train.reading import read_toml
+from hybridcomp_lab.train.shares import read_shares
 from tests.breakdown.making import two_ranks
+from tests.packages import modules
 
 ROOT = Path(__file__).parents[1]
 SECRET = "the only copy"
@@ -489,24 +490,32 @@ _METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "touch", "re
             "from_file", "write_html", "symlink_to", "hardlink_to"}  # fmt: skip
 # Who may: a file of the package, what it calls, and why.
 ALLOWED = {
-    "breakdown/page.py": {"read_text": "a file of Plotly's"},
-    "collectives/transport/arena.py": {"os.open": "memory of another process, by /proc"},
-    "cuda.py": {"read_text": "the package's own sources", "os.open": "a lock, which holds nothing"},
-    "demo/picture.py": {"savefig": "into memory"},
-    "entry_points.py": {"read_text": "metadata of installed packages, by Python's own reader"},
-    "lab/keeper.py": {"open": "/proc and control groups; it runs without the package", "os.open": "/proc"},
-    "lab/lab.py": {"tempfile.mkdtemp": "a folder of its own"},
-    "nvrtc.py": {"tempfile.mkdtemp": "a folder of its own"},
-    "pmi/start.py": {"open": "a pipe of a process of its own", "read_text": "/proc"},
-    "policy/load.py": {"read_text": "a preset of the package"},
-    "schedules/draw.py": {"savefig": "into a file that the caller has opened"},
-    "top/publish.py": {
+    "hybridcomp/breakdown/page.py": {"read_text": "a file of Plotly's"},
+    "hybridcomp/collectives/transport/arena.py": {"os.open": "memory of another process, by /proc"},
+    "hybridcomp/cuda.py": {
+        "read_text": "the package's own sources",
+        "os.open": "a lock, which holds nothing",
+    },
+    "hybridcomp/results/pictures.py": {"savefig": "into memory"},
+    "hybridcomp/entry_points.py": {"read_text": "metadata of installed packages, by Python's own reader"},
+    "hybridcomp/net/keeper.py": {
+        "open": "/proc and control groups; it runs without the package",
+        "os.open": "/proc",
+    },
+    "hybridcomp/net/lab.py": {"tempfile.mkdtemp": "a folder of its own"},
+    "hybridcomp/nvrtc.py": {"tempfile.mkdtemp": "a folder of its own"},
+    "hybridcomp/pmi/start.py": {"open": "a pipe of a process of its own", "read_text": "/proc"},
+    "hybridcomp/policy/load.py": {"read_text": "a preset of the package"},
+    "hybridcomp/schedules/draw.py": {"savefig": "into a file that the caller has opened"},
+    "hybridcomp/top/publish.py": {
         "os.open": "a rank's own file, made anew without following links, and written over in place"
     },
-    "top/read.py": {"os.open": "files of running ranks: no link is followed, and their owner is checked"},
-    "train/checkpoints/checkpoint.py": {"rename": "a checkpoint's folder, once it is whole"},
-    "train/checkpoints/stored.py": {"pickle.UnpicklingError": "no file"},
-    "train/text.py": {"np.memmap": "tokens, of which a run reads a part"},
+    "hybridcomp/top/read.py": {
+        "os.open": "files of running ranks: no link is followed, and their owner is checked"
+    },
+    "hybridcomp_lab/train/checkpoints/checkpoint.py": {"rename": "a checkpoint's folder, once it is whole"},
+    "hybridcomp_lab/train/checkpoints/stored.py": {"pickle.UnpicklingError": "no file"},
+    "hybridcomp_lab/train/text.py": {"np.memmap": "tokens, of which a run reads a part"},
 }
 
 
@@ -544,11 +553,10 @@ def test_ways_to_open_files_are_seen(line):
 
 
 def test_files_are_opened_in_one_place():
-    package = ROOT / "hybridcomp"
     found = {
-        path.relative_to(package).as_posix(): ways(path.read_text())
-        for path in sorted(package.rglob("*.py"))
-        if path != package / "files.py"
+        path.relative_to(ROOT).as_posix(): ways(path.read_text())
+        for path in modules()
+        if path != ROOT / "hybridcomp" / "files.py"
     }
     others = {name: those - set(ALLOWED.get(name, ())) for name, those in found.items()}
     assert {name: those for name, those in others.items() if those} == {}

@@ -17,6 +17,7 @@ import pytest
 
 from hybridcomp.cli.main import main
 from hybridcomp.errors import missing_module
+from tests.packages import modules
 
 ROOT = Path(__file__).parents[1]
 # A Python that refuses what holds one word, as one does that lacks a module.
@@ -35,7 +36,7 @@ def texts() -> Iterator[tuple[str, str]]:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "slurm").iterdir()]
     for path in pages:
         yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
-    for path in [*(ROOT / "hybridcomp").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
+    for path in [*modules(), *(ROOT / "examples").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
                 parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]

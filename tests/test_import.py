@@ -9,11 +9,10 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "hybridcomp"
+from tests.packages import ROOT, modules
 
 CHECK = """
 import sys
@@ -37,7 +36,7 @@ def test_unknown_attribute_is_an_attribute_error():
 WITHOUT_KERNELS = """
 import sys
 sys.modules["hybridcomp._kernels"] = None
-import hybridcomp.cli.main, hybridcomp.demo.output, hybridcomp.train.trainer
+import hybridcomp.cli.main, hybridcomp_lab.demo.output, hybridcomp_lab.train.trainer
 from hybridcomp.collectives.failure.signals import deferral
 try:
     with deferral:
@@ -56,6 +55,40 @@ def test_the_hook_needs_no_mpi():
     """On gloo and NCCL nothing initialises MPI, which starts threads."""
     code = "import sys, hybridcomp.torch as hct\nhct.comm_hook\nassert 'mpi4py.MPI' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+MOVED = """
+import sys, warnings
+from hybridcomp.moved import MOVED
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    from hybridcomp.lab import Lab
+    from hybridcomp.lab.rate import Rate
+    import hybridcomp.train.config as config
+    for room in MOVED:
+        __import__(room)
+from hybridcomp.net import Lab as there
+from hybridcomp.net.rate import Rate as rate
+from hybridcomp_lab.train.config import TrainConfig
+assert Lab is there and Rate is rate and config.TrainConfig is TrainConfig
+assert sys.modules["hybridcomp.lab"] is sys.modules["hybridcomp.net"]
+assert [str(one.message).split()[0] for one in told] == ["hybridcomp.lab", "hybridcomp.train", *(
+    room for room in MOVED if room not in ("hybridcomp.lab", "hybridcomp.train")
+)], told
+assert all(one.filename == "<string>" for one in told), told
+assert sys.modules["hybridcomp.net"].__spec__.name == "hybridcomp.net"
+for name in ("hybridcomp.nothing", "hybridcomp.lab.nothing"):
+    try:
+        __import__(name)
+        raise SystemExit(name)
+    except ModuleNotFoundError as error:
+        assert "nothing" in error.name
+"""
+
+
+def test_modules_that_have_moved_are_found_by_their_old_names():
+    """One release long, with a warning at the line that imports them: they are the same modules."""
+    subprocess.run([sys.executable, "-c", MOVED], check=True, timeout=60)
 
 
 # -- private names ---------------------------------------------------------------------------------------
@@ -106,9 +139,7 @@ def reads(tree: ast.AST) -> Iterator[str]:
 
 @functools.cache
 def trees() -> dict[str, ast.AST]:
-    return {
-        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")
-    }
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in modules()}
 
 
 def foreign_reads(tree: ast.AST, everywhere: set[str]) -> list[str]:
@@ -142,7 +173,7 @@ def test_reads_of_private_names_are_seen(line, wrong):
 
 def test_the_contracts_count_imports_for_types():
     """Rooms that read each other's types alone are a circle to a reader, too."""
-    linter = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["importlinter"]
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     assert linter["exclude_type_checking_imports"] is False
     assert not any("ignore_imports" in contract for contract in linter["contracts"])
 

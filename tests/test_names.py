@@ -21,10 +21,11 @@ from hybridcomp.collectives import StatRow
 from hybridcomp.collectives.report import summary
 from hybridcomp.errors import ConfigError, WireError
 from hybridcomp.policy import load_policy
-from hybridcomp.study.pictures import pictures
-from hybridcomp.study.reading import read_study
-from hybridcomp.study.results import Losses, Results, Speeds
+from hybridcomp_lab.study.pictures import pictures
+from hybridcomp_lab.study.reading import read_study
+from hybridcomp_lab.study.results import Losses, Results, Speeds
 from tests.breakdown.making import Rank
+from tests.packages import modules
 
 ROOT = Path(__file__).parents[1]
 TERMINAL = "\x1b]0;title\x07\x1b[2J\r\x9b31m\u202e"
@@ -253,6 +254,5 @@ def prints(text: str) -> bool:
 
 
 def test_people_are_told_in_one_place():
-    package = ROOT / "hybridcomp"
-    found = [path for path in sorted(package.rglob("*.py")) if prints(path.read_text())]
-    assert [path.relative_to(package).as_posix() for path in found] == sorted(ALLOWED)
+    found = [path for path in modules() if prints(path.read_text())]
+    assert [path.relative_to(ROOT).as_posix() for path in found] == sorted(f"hybridcomp/{p}" for p in ALLOWED)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridcomp.train.interrupt import INTERRUPTED
+from hybridcomp_lab.train.interrupt import INTERRUPTED
 
 SLURM = Path(__file__).parent.parent / "slurm"
 SCRIPTS = sorted(path.name for path in SLURM.iterdir())

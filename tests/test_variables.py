@@ -13,6 +13,7 @@ import pytest
 from hybridcomp import variables
 from hybridcomp.errors import ConfigError
 from hybridcomp.perfmodel.profile import BUILT_IN
+from tests.packages import modules
 from tests.plugin.test_plugin import HEAD, environment, run
 from tests.torch.harness import mpiexec
 from tests.warm import python
@@ -115,7 +116,7 @@ def test_the_defaults_of_links_are_the_built_in_profiles():
 def test_modules_of_the_package_read_variables_by_the_table():
     """Only a program that runs without the package, and the module that importing torch loads, have own names."""
     own = {}
-    for path in sorted((ROOT / "hybridcomp").rglob("*.py")):
+    for path in modules():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         found = {
             node.value
@@ -123,11 +124,11 @@ def test_modules_of_the_package_read_variables_by_the_table():
             if isinstance(node, ast.Constant) and re.fullmatch(r"HYBRIDCOMP_\w*", str(node.value))
         }
         if found:
-            own[path.relative_to(ROOT / "hybridcomp").as_posix()] = found
-    assert own.pop("variables.py") == {variables.PREFIX}
+            own[path.relative_to(ROOT).as_posix()] = found
+    assert own.pop("hybridcomp/variables.py") == {variables.PREFIX}
     assert own == {
-        "lab/keeper.py": {variables.LAB_ID.name},
-        "plugin/__init__.py": {
+        "hybridcomp/net/keeper.py": {variables.LAB_ID.name},
+        "hybridcomp/plugin/__init__.py": {
             variables.PREFIX,
             variables.REPLACE.name,
             variables.HOOK.name,

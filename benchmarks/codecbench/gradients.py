@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.data import Batches
-from hybridcomp.train.model.gpt import ModelShape, build_gpt, loss_of
-from hybridcomp.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
-from hybridcomp.train.text import load_corpus
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.data import Batches
+from hybridcomp_lab.train.model.gpt import ModelShape, build_gpt, loss_of
+from hybridcomp_lab.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
+from hybridcomp_lab.train.text import load_corpus
 
 BETWEEN = 5  # steps between those whose gradients are taken
 

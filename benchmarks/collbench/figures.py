@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hybridcomp as hc
-from hybridcomp.lab.rate import Rate
+from hybridcomp.net.rate import Rate
 
 from .elements import Elements
 

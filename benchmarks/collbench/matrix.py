@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, log2
 from pathlib import Path
 
-from hybridcomp.lab.rate import Rate
+from hybridcomp.net.rate import Rate
 
 from .figures import size_text
 

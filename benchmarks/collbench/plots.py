@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from hybridcomp.lab.rate import Rate
+from hybridcomp.net.rate import Rate
 from hybridcomp.style import SERIES
 
 from .figures import size_text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.demo.machine import origins
+from hybridcomp.results.provenance import origins
 
 from . import plots
 from .figures import size_text

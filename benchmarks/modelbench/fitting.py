@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hybridcomp.codecs import get_codec
-from hybridcomp.lab.rate import Rate
+from hybridcomp.net.rate import Rate
 from hybridcomp.perfmodel import Profile, Setting, fitting
 from hybridcomp.perfmodel.fitting import Timing
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from page import ROOT, origins, result, rewrite
 
-from hybridcomp.study.pairs import paired
+from hybridcomp.results.pairs import paired
 
 NOT_MEASURED = "not measured"
 LINKS = ("200mbit", "1gbit", "none")

@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for what benchmarks share
 from collbench.limits import codec_seconds
 from resultfile import read
 
-from hybridcomp.demo.machine import origin, origins
+from hybridcomp.results.provenance import origin, origins
 
 __all__ = [
     "ISAS",

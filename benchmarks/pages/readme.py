@@ -11,7 +11,7 @@ from typing import Any
 
 from page import RESULTS, ROOT, codec_seconds, origin, origins, read, result, rewrite
 
-from hybridcomp.demo.machine import NOT_RECORDED
+from hybridcomp.results.provenance import NOT_RECORDED
 
 LINKS = {
     "200mbit_4hosts": "200 Mb/s",

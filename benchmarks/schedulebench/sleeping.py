@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybridcomp.train.pipelines import Run, Schedule, make_schedule
-from hybridcomp.train.start import Job, prepare
-from hybridcomp.train.topology import make_topology
+from hybridcomp_lab.train.pipelines import Run, Schedule, make_schedule
+from hybridcomp_lab.train.start import Job, prepare
+from hybridcomp_lab.train.topology import make_topology
 
 Told = Callable[[str, float, float], None]
 """Function of ``forward`` or ``backward`` and the seconds at which a block's pass began and ended."""

@@ -13,11 +13,11 @@ from resultfile import commits, read, write
 
 from hybridcomp import style
 from hybridcomp.perfmodel.fitting import errors
-from hybridcomp.planner.cluster import Cluster
-from hybridcomp.planner.compute import Fitted
-from hybridcomp.planner.site import read_site
-from hybridcomp.planner.step.prediction import StepPrediction, predict_step
-from hybridcomp.train.config import TrainConfig
+from hybridcomp_lab.planner.cluster import Cluster
+from hybridcomp_lab.planner.compute import Fitted
+from hybridcomp_lab.planner.site import read_site
+from hybridcomp_lab.planner.step.prediction import StepPrediction, predict_step
+from hybridcomp_lab.train.config import TrainConfig
 from stepmodel.cells import HOSTS, profile_name
 
 CORES = 2.0  # cores of the machine that the lab is on

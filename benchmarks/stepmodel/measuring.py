@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.lab import Lab
+from hybridcomp.net import Lab
 from stepmodel.cells import Cell
 
 STEPS = 14

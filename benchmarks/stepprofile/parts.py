@@ -17,11 +17,11 @@ MAIN_THREAD = (MODEL, AUTOGRAD, OPTIMIZER, PIPELINE, TRAINER, GROUP, DDP, COLLEC
 _MODULES = tuple(
     (re.compile(pattern), part)
     for pattern, part in (
-        (r"/hybridcomp/train/model/", MODEL),
-        (r"/hybridcomp/train/parallel/exchange\.py", TRAINER),
-        (r"/hybridcomp/train/parallel/", MODEL),  # layers split over tp
-        (r"/hybridcomp/train/optimizer/", OPTIMIZER),
-        (r"/hybridcomp/train/", TRAINER),
+        (r"/hybridcomp_lab/train/model/", MODEL),
+        (r"/hybridcomp_lab/train/parallel/exchange\.py", TRAINER),
+        (r"/hybridcomp_lab/train/parallel/", MODEL),  # layers split over tp
+        (r"/hybridcomp_lab/train/optimizer/", OPTIMIZER),
+        (r"/hybridcomp_lab/train/", TRAINER),
         (r"/hybridcomp/torch/hook/", DDP),
         (r"/hybridcomp/torch/exchange/", COLLECTIVES),
         (r"/hybridcomp/torch/", GROUP),

@@ -130,8 +130,7 @@ def _main_as_rank(comm: MPI.Comm, findings: Findings, arguments: argparse.Namesp
         profile, more = machine.calibrate(comm, hosts, _old(), effort)
         measured, why = collectives.measure(comm, hosts, effort)
         compute, notes = machine.compute(comm, effort)
-        others = "" if compute is None else f"\n{compute.to_toml()}"
-        calibrated = Calibrated(profile, others, [*more, *why, *notes], {})
+        calibrated = Calibrated(profile, compute and f"\n{compute}", [*more, *why, *notes], {})
     if comm.rank:
         return ranks.shared(comm, 0)
     code = _WRONG_INPUT

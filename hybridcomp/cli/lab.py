@@ -9,8 +9,8 @@ import sys
 from hybridcomp import style, variables
 from hybridcomp.cli.terminate import end_on_signals
 from hybridcomp.errors import ConfigError
-from hybridcomp.lab import KINDS, Lab
-from hybridcomp.lab.launch import no_program, resolve
+from hybridcomp.net import KINDS, Lab
+from hybridcomp.net.launch import no_program, resolve
 
 EXAMPLES = """examples:
   hybridcomp lab -n 4 --rate 1gbit -- python benchmarks/allreduce.py --codec int8 --size 64M

@@ -10,7 +10,7 @@ from hybridcomp import HybridcompError, __version__, style, variables
 from hybridcomp.errors import ConfigError, missing_module, printable
 from hybridcomp.launcher import rank_here
 
-# Each command lives in the module of its name, whose main(argv) returns the exit code.
+# Each command lives in the module of its name, whose main(argv) returns the exit code; those of _LAB in hybridcomp_lab.
 COMMANDS = {
     "compare": "run your program as it is and compressed, and say what to take: time, bytes, loss",
     "demo": "train one model with and without compression on a slow cluster, and compare",
@@ -25,6 +25,7 @@ COMMANDS = {
     "top": "show a running job: what each axis sends, what is in flight, and which rank is slowest",
     "train": "train a GPT over data, pipeline and tensor parallelism",
 }
+_LAB = ("demo", "generate", "plan", "study", "train")
 EXIT_WRONG_INPUT = 2
 EXIT_INTERRUPTED = 130
 
@@ -52,7 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     command = _parser().parse_args(argv[:1]).command
     try:
         variables.check(rank_here())
-        module = importlib.import_module(f"hybridcomp.cli.{command}")
+        package = "hybridcomp_lab" if command in _LAB else "hybridcomp"
+        module = importlib.import_module(f"{package}.cli.{command}")
         return int(module.main(argv[1:]))
     except HybridcompError as error:
         # A name in it may hold the end of a line; other errors quote logs.

@@ -17,9 +17,9 @@ from hybridcomp.breakdown.reading import RankTrace
 from hybridcomp.breakdown.split import NO_STEPS, WARMUP, Breakdown, aligned, has_steps, has_waits, split
 from hybridcomp.collectives.report import show
 from hybridcomp.collectives.stats import CallPart, StatRow, share_out
-from hybridcomp.demo.record import RunRecord, read_run
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import listed, read_json, write_text
+from hybridcomp.results.record import RunRecord, read_run
 from hybridcomp.steps import Steps
 from hybridcomp.trace import STEPS_BY
 

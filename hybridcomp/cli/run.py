@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from hybridcomp import style, variables
 from hybridcomp.errors import ConfigError
-from hybridcomp.lab.launch import no_program, plain, resolve
 from hybridcomp.launcher import (
     LAST_WORDS_SECONDS,
     check_launcher,
@@ -24,6 +23,7 @@ from hybridcomp.launcher import (
     reserve_port,
     torchrun_variables,
 )
+from hybridcomp.net.launch import no_program, plain, resolve
 
 _COMMANDS_OWN = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 

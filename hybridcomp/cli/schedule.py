@@ -16,7 +16,7 @@ from hybridcomp.arrays import DType, as_dtype
 from hybridcomp.codecs import Codec, get_codec
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import writing
-from hybridcomp.lab.rate import Rate
+from hybridcomp.net.rate import Rate
 from hybridcomp.schedules import cuts
 from hybridcomp.schedules.draw import HEADINGS, picture, rows, summarize
 from hybridcomp.schedules.faults import ScheduleError

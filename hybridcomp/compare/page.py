@@ -22,9 +22,9 @@ from hybridcomp import style
 from hybridcomp.compare.plan import BASELINE, Plan
 from hybridcomp.compare.results import BLOCKS, Gap, Results, Row
 from hybridcomp.compare.runner import RESULTS
-from hybridcomp.demo.machine import provenance
-from hybridcomp.demo.picture import png, run_styles, smoothed
 from hybridcomp.files import write_bytes, write_text
+from hybridcomp.results.pictures import png, run_styles, smoothed
+from hybridcomp.results.provenance import provenance
 from hybridcomp.style import Table, picture_text
 
 _NOTE = (

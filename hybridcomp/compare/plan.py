@@ -12,7 +12,7 @@ from typing import Any
 
 from hybridcomp import __version__, variables
 from hybridcomp.errors import ConfigError
-from hybridcomp.lab import Rate
+from hybridcomp.net import Rate
 from hybridcomp.policy import load_policy
 from hybridcomp.policy.auto.spec import NAME as AUTO
 from hybridcomp.policy.load import PRESETS

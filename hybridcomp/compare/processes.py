@@ -15,11 +15,11 @@ from typing import Any
 from hybridcomp.compare.plan import LabShape, Plan
 from hybridcomp.errors import ConfigError
 from hybridcomp.files import Log
-from hybridcomp.lab import Lab
-from hybridcomp.lab.keeper import MARK
-from hybridcomp.lab.launch import by_slurm, no_program, resolve
-from hybridcomp.lab.process import KeeperProcess
 from hybridcomp.launcher import find_mpiexec
+from hybridcomp.net import Lab
+from hybridcomp.net.keeper import MARK
+from hybridcomp.net.launch import by_slurm, no_program, resolve
+from hybridcomp.net.process import KeeperProcess
 
 _UP_SECONDS = 60.0
 _END_SECONDS = 10.0  # that a launcher has to end its ranks itself

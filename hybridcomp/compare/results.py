@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridcomp.compare.plan import BASELINE, Candidate
 from hybridcomp.compare.runner import Done
-from hybridcomp.study.pairs import paired
+from hybridcomp.results.pairs import paired
 
 BLOCKS = 5  # of steps, whose means or medians are taken for independent
 WORTH = 1.05  # times the baseline's speed from which a change of the job is worth it

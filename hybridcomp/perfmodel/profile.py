@@ -102,7 +102,7 @@ class Speed:
 
 _ENGINE = ("start", "slow_start", "call", "near", "far", "wake", "look", "eager")
 _OPTIONS = ("message", "wire", "cores", *_ENGINE)
-_OTHERS = ("compute", "cluster")  # sections that hybridcomp.planner reads
+_OTHERS = ("compute", "cluster")  # sections that hybridcomp_lab.planner reads
 _TIER_KEYS = ("latency", "bandwidth")
 _TIER_OPTIONS = ("burst", "incoming")
 _SPEED_KEYS = tuple(f.name for f in dataclasses.fields(Speed))
@@ -223,7 +223,7 @@ class Profile:
 
         Args:
             path: path of the file.
-            others: text of the sections that :mod:`hybridcomp.planner` reads.
+            others: text of the sections that :mod:`hybridcomp_lab.planner` reads.
 
         Raises:
             ConfigError: the file cannot be written.

@@ -13,8 +13,8 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where its own 
 
 import placement
 
-from hybridcomp.train.checks import check_config
-from hybridcomp.train.config import TrainConfig
+from hybridcomp_lab.train.checks import check_config
+from hybridcomp_lab.train.config import TrainConfig
 
 
 def test_every_case_is_one_where_a_cut_is_predicted_to_help():

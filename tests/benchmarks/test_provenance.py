@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hybridcomp import variables
-from hybridcomp.demo import machine
+from hybridcomp.results import provenance as machine
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"

@@ -24,12 +24,12 @@ KERNEL = "[kernel.kallsyms]"
 @pytest.mark.parametrize(
     ("path", "function", "part"),
     [
-        ("/home/u/hybridcomp/hybridcomp/train/model/gpt.py", "forward", parts.MODEL),
-        ("/home/u/hybridcomp/hybridcomp/train/parallel/tensor_parallel.py", "backward", parts.MODEL),
-        ("/home/u/hybridcomp/hybridcomp/train/parallel/exchange.py", "__init__", parts.TRAINER),
-        ("/home/u/hybridcomp/hybridcomp/train/parallel/exchange.py", "wait", parts.WAIT),
-        ("/home/u/hybridcomp/hybridcomp/train/trainer.py", "_train_step", parts.TRAINER),
-        ("/home/u/hybridcomp/hybridcomp/train/optimizer/update.py", "step", parts.OPTIMIZER),
+        ("/home/u/hybridcomp/hybridcomp_lab/train/model/gpt.py", "forward", parts.MODEL),
+        ("/home/u/hybridcomp/hybridcomp_lab/train/parallel/tensor_parallel.py", "backward", parts.MODEL),
+        ("/home/u/hybridcomp/hybridcomp_lab/train/parallel/exchange.py", "__init__", parts.TRAINER),
+        ("/home/u/hybridcomp/hybridcomp_lab/train/parallel/exchange.py", "wait", parts.WAIT),
+        ("/home/u/hybridcomp/hybridcomp_lab/train/trainer.py", "_train_step", parts.TRAINER),
+        ("/home/u/hybridcomp/hybridcomp_lab/train/optimizer/update.py", "step", parts.OPTIMIZER),
         ("/home/u/hybridcomp/hybridcomp/torch/backend/process_group.py", "allreduce", parts.GROUP),
         ("/home/u/hybridcomp/hybridcomp/torch/backend/work.py", "wait", parts.WAIT),
         ("/home/u/hybridcomp/hybridcomp/torch/backend/work.py", "__init__", parts.COLLECTIVES),

@@ -5,8 +5,8 @@ import json
 import math
 from pathlib import Path
 
-from hybridcomp.demo import FULL, RunRecord, read_run
-from hybridcomp.demo.runner import Outcome
+from hybridcomp_lab.demo import FULL, RunRecord, read_run
+from hybridcomp_lab.demo.runner import Outcome
 
 COMM = {
     "axis": "dp", "op": "all_reduce", "codec": "int8:block=128", "reason": "<policy>", "calls": 120,

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridcomp.demo.record import Follower, RunRecord, read_run
 from hybridcomp.errors import ConfigError
+from hybridcomp.results.record import Follower, RunRecord, read_run
 from tests.demo.fake import lines
 
 

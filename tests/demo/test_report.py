@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from hybridcomp.demo.output import write_report
-from hybridcomp.demo.picture import _draw_traffic, smoothed
-from hybridcomp.demo.report import compare
+from hybridcomp.results.pictures import smoothed
 from hybridcomp.style import LIGHT
+from hybridcomp_lab.demo.output import write_report
+from hybridcomp_lab.demo.picture import _draw_traffic
+from hybridcomp_lab.demo.report import compare
 from tests.demo.fake import outcome
 from tests.pages import check_pictures
 

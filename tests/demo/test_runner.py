@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hybridcomp.cli.demo import MINUTES, Show, announcement
-from hybridcomp.demo import DemoPlan, Run, RunFailedError, run_all, training
 from hybridcomp.errors import ConfigError, PolicyError
+from hybridcomp_lab.cli.demo import MINUTES, Show, announcement
+from hybridcomp_lab.demo import DemoPlan, Run, RunFailedError, run_all, training
 from tests.demo.fake import lines
 
 SMALL = DemoPlan(hosts=2, ppn=1, pp=1, dp=2, tp=1, steps=12, warmup_steps=2)

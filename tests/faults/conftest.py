@@ -1,3 +1,3 @@
-from tests.lab.conftest import namespaces
+from tests.net.conftest import namespaces
 
 __all__ = ["namespaces"]

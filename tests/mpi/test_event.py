@@ -11,10 +11,10 @@ import pytest
 from mpi4py import MPI
 
 from hybridcomp.errors import CollectiveTimeoutError
-from hybridcomp.train.gossip.event import EventGossip
-from hybridcomp.train.gossip.graph import make_graph
-from hybridcomp.train.gossip.neighbours import Neighbours
-from hybridcomp.train.gossip.window import Window
+from hybridcomp_lab.train.gossip.event import EventGossip
+from hybridcomp_lab.train.gossip.graph import make_graph
+from hybridcomp_lab.train.gossip.neighbours import Neighbours
+from hybridcomp_lab.train.gossip.window import Window
 from tests.mpi.conftest import communicator
 from tests.mpi.everywhere import everywhere
 from tests.train import mixing

@@ -11,11 +11,11 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.errors import CollectiveTimeoutError, MismatchError
-from hybridcomp.train.gossip.choco import Choco
-from hybridcomp.train.gossip.graph import make_graph
-from hybridcomp.train.gossip.neighbours import Neighbours
-from hybridcomp.train.gossip.powergossip import PowerGossip
-from hybridcomp.train.gossip.rules import PlainGossip, Rule
+from hybridcomp_lab.train.gossip.choco import Choco
+from hybridcomp_lab.train.gossip.graph import make_graph
+from hybridcomp_lab.train.gossip.neighbours import Neighbours
+from hybridcomp_lab.train.gossip.powergossip import PowerGossip
+from hybridcomp_lab.train.gossip.rules import PlainGossip, Rule
 from tests.mpi.conftest import communicator
 from tests.mpi.everywhere import everywhere
 from tests.train import mixing

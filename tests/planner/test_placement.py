@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.cli.main import main
-from hybridcomp.planner import hostorder
-from hybridcomp.planner.budget import NONE, policy_of
-from hybridcomp.planner.cluster import Cluster
-from hybridcomp.planner.hostorder import faster_order
-from hybridcomp.planner.layouts import Wish
-from hybridcomp.planner.placement import cut_layers, predict_best_cut
-from hybridcomp.planner.plan import Plan, best_of
-from hybridcomp.planner.recompute import PLANNED, needed
-from hybridcomp.planner.search import find_plans
-from hybridcomp.planner.site import read_site
-from hybridcomp.planner.step.prediction import predict_step
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.reading import parse
-from hybridcomp.train.start import read_policy
+from hybridcomp_lab.planner import hostorder
+from hybridcomp_lab.planner.budget import NONE, policy_of
+from hybridcomp_lab.planner.cluster import Cluster
+from hybridcomp_lab.planner.hostorder import faster_order
+from hybridcomp_lab.planner.layouts import Wish
+from hybridcomp_lab.planner.placement import cut_layers, predict_best_cut
+from hybridcomp_lab.planner.plan import Plan, best_of
+from hybridcomp_lab.planner.recompute import PLANNED, needed
+from hybridcomp_lab.planner.search import find_plans
+from hybridcomp_lab.planner.site import read_site
+from hybridcomp_lab.planner.step.prediction import predict_step
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.reading import parse
+from hybridcomp_lab.train.start import read_policy
 
 PLAIN = policy_of({})
 MODEL = TrainConfig(layers=12, d_model=128, heads=4, seq_len=64, vocab_size=256, micro_batch_size=2)

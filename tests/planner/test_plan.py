@@ -13,22 +13,22 @@ import pytest
 
 from hybridcomp.cli.main import main
 from hybridcomp.errors import ConfigError
-from hybridcomp.planner.budget import BUDGETS, NONE, codecs_of, policy_of
-from hybridcomp.planner.critical import critical_path, shares, write_trace
-from hybridcomp.planner.estimate import Estimator
-from hybridcomp.planner.layouts import Wish, layouts
-from hybridcomp.planner.models import MODELS, model_config
-from hybridcomp.planner.plan import Plan
-from hybridcomp.planner.search import find_plans
-from hybridcomp.planner.site import read_site
-from hybridcomp.planner.step.prediction import predict_step
-from hybridcomp.planner.step.replay import Span
-from hybridcomp.planner.step.writing import Writer
 from hybridcomp.policy import load_policy
-from hybridcomp.train.checks import check_config
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.reading import parse
-from hybridcomp.train.start import read_policy
+from hybridcomp_lab.planner.budget import BUDGETS, NONE, codecs_of, policy_of
+from hybridcomp_lab.planner.critical import critical_path, shares, write_trace
+from hybridcomp_lab.planner.estimate import Estimator
+from hybridcomp_lab.planner.layouts import Wish, layouts
+from hybridcomp_lab.planner.models import MODELS, model_config
+from hybridcomp_lab.planner.plan import Plan
+from hybridcomp_lab.planner.search import find_plans
+from hybridcomp_lab.planner.site import read_site
+from hybridcomp_lab.planner.step.prediction import predict_step
+from hybridcomp_lab.planner.step.replay import Span
+from hybridcomp_lab.planner.step.writing import Writer
+from hybridcomp_lab.train.checks import check_config
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.reading import parse
+from hybridcomp_lab.train.start import read_policy
 from tests.train.harness import TINY, train
 
 ROOT = Path(__file__).parents[2]

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridcomp.planner.recompute import PLANNED, least_of_all, least_that_fits, needed, with_blocks
-from hybridcomp.planner.step.memory import block_activations, memory_of
-from hybridcomp.planner.step.stages import stages_of
 from hybridcomp.policy import load_policy
-from hybridcomp.train.checkpoints.resume import run_identity
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.model.gpt import ModelShape, build_gpt
-from hybridcomp.train.optimizer.optimizers import make_optimizer, moments
-from hybridcomp.train.parallel.stages import build_model
+from hybridcomp_lab.planner.recompute import PLANNED, least_of_all, least_that_fits, needed, with_blocks
+from hybridcomp_lab.planner.step.memory import block_activations, memory_of
+from hybridcomp_lab.planner.step.stages import stages_of
+from hybridcomp_lab.train.checkpoints.resume import run_identity
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.model.gpt import ModelShape, build_gpt
+from hybridcomp_lab.train.optimizer.optimizers import make_optimizer, moments
+from hybridcomp_lab.train.parallel.stages import build_model
 from tests.train.harness import alone
 
 ROOT = Path(__file__).parents[2]

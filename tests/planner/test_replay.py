@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hybridcomp.planner.step.programs import Compute, Program, Start, Wait
-from hybridcomp.planner.step.replay import Replay, unsynchronised
-from hybridcomp.planner.step.traffic import Cost
+from hybridcomp_lab.planner.step.programs import Compute, Program, Start, Wait
+from hybridcomp_lab.planner.step.replay import Replay, unsynchronised
+from hybridcomp_lab.planner.step.traffic import Cost
 
 
 @pytest.mark.parametrize(

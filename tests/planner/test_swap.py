@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.cli.main import main
-from hybridcomp.planner.budget import policy_of
-from hybridcomp.planner.cluster import Cluster
-from hybridcomp.planner.recompute import with_blocks
-from hybridcomp.planner.site import read_site
-from hybridcomp.planner.step.memory import block_activations
-from hybridcomp.planner.step.passes import pass_seconds
-from hybridcomp.planner.step.prediction import predict_step
-from hybridcomp.planner.step.stages import StageShape, stages_of
-from hybridcomp.planner.swap import Swapping, with_swapping
-from hybridcomp.train.config import TrainConfig
+from hybridcomp_lab.planner.budget import policy_of
+from hybridcomp_lab.planner.cluster import Cluster
+from hybridcomp_lab.planner.recompute import with_blocks
+from hybridcomp_lab.planner.site import read_site
+from hybridcomp_lab.planner.step.memory import block_activations
+from hybridcomp_lab.planner.step.passes import pass_seconds
+from hybridcomp_lab.planner.step.prediction import predict_step
+from hybridcomp_lab.planner.step.stages import StageShape, stages_of
+from hybridcomp_lab.planner.swap import Swapping, with_swapping
+from hybridcomp_lab.train.config import TrainConfig
 
 PLAIN = policy_of({})
 MODEL = "layers = 8\nd_model = 64\nheads = 4\nseq_len = 32\nvocab_size = 256\n"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from hybridcomp.lab import Lab
+from hybridcomp.net import Lab
 from tests.slurm.configuration import HEAD, NODES, write_configuration
 from tests.train.harness import ROOT, environment
 

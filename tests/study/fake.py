@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from hybridcomp.study.plan import Run
+from hybridcomp_lab.study.plan import Run
 from tests.demo.fake import lines
 
 STUDY = """

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.errors import ConfigError, HybridcompError
-from hybridcomp.study.reading import read_study
+from hybridcomp_lab.study.reading import read_study
 from tests.study.fake import STUDY, write
 
 STUDIES = Path(__file__).parents[2] / "studies"

@@ -8,16 +8,16 @@ import pytest
 from rich.console import Console
 
 from hybridcomp.cli.main import main
-from hybridcomp.cli.study import Show
-from hybridcomp.demo import RunFailedError
-from hybridcomp.demo.machine import NOT_RECORDED, commit
-from hybridcomp.demo.record import RunRecord
-from hybridcomp.study.pairs import paired
-from hybridcomp.study.plan import Run
-from hybridcomp.study.reading import read_study
-from hybridcomp.study.results import Results, results_of
-from hybridcomp.study.runner import Done, find_runs, run_study
-from hybridcomp.study.tables import tables
+from hybridcomp.results.pairs import paired
+from hybridcomp.results.provenance import NOT_RECORDED, commit
+from hybridcomp.results.record import RunRecord
+from hybridcomp_lab.cli.study import Show
+from hybridcomp_lab.demo import RunFailedError
+from hybridcomp_lab.study.plan import Run
+from hybridcomp_lab.study.reading import read_study
+from hybridcomp_lab.study.results import Results, results_of
+from hybridcomp_lab.study.runner import Done, find_runs, run_study
+from hybridcomp_lab.study.tables import tables
 from tests.pages import check_pictures
 from tests.study import fake
 
@@ -42,7 +42,7 @@ by = 3
 @pytest.fixture(autouse=True)
 def _fake_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Run, "command", fake.command)
-    monkeypatch.setattr("hybridcomp.demo.training.POLL_SECONDS", 0.01)  # they write all they have at once
+    monkeypatch.setattr("hybridcomp_lab.demo.training.POLL_SECONDS", 0.01)  # they write all they have at once
 
 
 def run(folder: Path, text: str = fake.STUDY) -> tuple[Results, str]:
@@ -173,9 +173,9 @@ def test_messages_that_events_suppress_are_told_beside_losses(tmp_path: Path) ->
 
 
 def test_what_is_done_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridcomp.study.runner.commit", lambda: "first")
+    monkeypatch.setattr("hybridcomp_lab.study.runner.commit", lambda: "first")
     first, _ = run(tmp_path)
-    monkeypatch.setattr("hybridcomp.study.runner.commit", lambda: "second")
+    monkeypatch.setattr("hybridcomp_lab.study.runner.commit", lambda: "second")
     again, said = run(tmp_path)
     assert said == ""
     assert again.losses["mine"] == first.losses["mine"]

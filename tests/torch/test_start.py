@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridcomp.lab import Lab, LabError
 from hybridcomp.launcher import reserve_port
+from hybridcomp.net import Lab, LabError
 from tests.torch.cases.programs import HEAD, alone, program, said
 from tests.torch.harness import PATH, mpiexec
 from tests.torch.test_torchrun import Started, written

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # noqa: F401  (registers the backend fake)
 
 from hybridcomp.launcher import find_mpiexec
-from hybridcomp.train.topology import Topology, make_topology
+from hybridcomp_lab.train.topology import Topology, make_topology
 from tests.warm import python
 
 ROOT = Path(__file__).resolve().parents[2]

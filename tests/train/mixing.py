@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import hybridcomp as hc
-from hybridcomp.train.gossip.graph import Graph
+from hybridcomp_lab.train.gossip.graph import Graph
 
 Weights = dict[str, np.ndarray[Any, Any]]
 Factors = dict[tuple[int, int, str], np.ndarray[Any, Any]]

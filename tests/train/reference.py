@@ -9,9 +9,9 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from hybridcomp.train.model.experts import Mixture
-from hybridcomp.train.model.gpt import OwnLoss, build_gpt, keep_stage, loss_of, synthetic_labels
-from hybridcomp.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
+from hybridcomp_lab.train.model.experts import Mixture
+from hybridcomp_lab.train.model.gpt import OwnLoss, build_gpt, keep_stage, loss_of, synthetic_labels
+from hybridcomp_lab.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
 from tests.train.kept import Kept
 
 MEAN = {"adamw": "exp_avg", "lans": "exp_avg", "sgd": "momentum_buffer"}

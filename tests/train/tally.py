@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hybridcomp.train.start import prepare
-from hybridcomp.train.topology import Topology, make_topology
-from hybridcomp.train.trainer import process_group
+from hybridcomp_lab.train.start import prepare
+from hybridcomp_lab.train.topology import Topology, make_topology
+from hybridcomp_lab.train.trainer import process_group
 
 
 def tell(cases: int, problems: list[str]) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy.adapt.decisions import read_decisions
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.start import read_policy
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.start import read_policy
 from tests.train.harness import TINY, metrics, train
 
 SIDCO = """min_bytes = 256

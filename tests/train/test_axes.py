@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.model.gpt import ModelShape, build_gpt
-from hybridcomp.train.model.recompute import recompute_blocks
-from hybridcomp.train.start import read_policy
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.model.gpt import ModelShape, build_gpt
+from hybridcomp_lab.train.model.recompute import recompute_blocks
+from hybridcomp_lab.train.start import read_policy
 from tests.train.harness import run_ranks
 
 SCRIPT = Path(__file__).parent / "checks" / "axes.py"

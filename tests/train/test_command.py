@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.breakdown.split import aligned, split
-from hybridcomp.cli import train as command
-from hybridcomp.train import launch
+from hybridcomp_lab.cli import train as command
+from hybridcomp_lab.train import launch
 from tests.train.harness import TINY, environment, metrics, train, train_inside, under_mpiexec
 from tests.train.same import losses, stored, unequal
 

@@ -12,9 +12,9 @@ import pytest
 
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy.toml import parse_policy
-from hybridcomp.train.checks import check_config
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.reading import parse, read_toml, to_toml
+from hybridcomp_lab.train.checks import check_config
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.reading import parse, read_toml, to_toml
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -289,6 +289,6 @@ def test_autoencoders_fit_the_model(changes, told):
 
 
 def test_the_example_policy_is_valid():
-    from hybridcomp.train.start import read_policy
+    from hybridcomp_lab.train.start import read_policy
 
     assert read_policy(TrainConfig(policy=str(EXAMPLES / "policy.toml"))).compresses

@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
-from hybridcomp.train.model.gpt import ModelShape, build_gpt, keep_stage
-from hybridcomp.train.pipelines.cyclic import (
+from hybridcomp_lab.train.model.gpt import ModelShape, build_gpt, keep_stage
+from hybridcomp_lab.train.pipelines.cyclic import (
     LAG,
     alive,
     duties,
@@ -20,7 +20,7 @@ from hybridcomp.train.pipelines.cyclic import (
     totals_due,
     weights_from,
 )
-from hybridcomp.train.pipelines.micro import MicroBatch
+from hybridcomp_lab.train.pipelines.micro import MicroBatch
 
 SIZES = [2, 4, 8]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.data import Batches
-from hybridcomp.train.text import Corpus, load_corpus
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.data import Batches
+from hybridcomp_lab.train.text import Corpus, load_corpus
 
 CONFIG = TrainConfig(dp=2, micro_batches=2, micro_batch_size=3, seq_len=8, eval_batches=2)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hybridcomp.train.interrupt import INTERRUPTED
+from hybridcomp_lab.train.interrupt import INTERRUPTED
 from tests.train.harness import TINY, environment, metrics_so_far
 from tests.warm import python
 

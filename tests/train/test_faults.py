@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
-from hybridcomp.train.text import load_corpus
+from hybridcomp_lab.train.checkpoints.resume import newest, read_checkpoint
+from hybridcomp_lab.train.text import load_corpus
 from tests.train.harness import TINY, train
 
 TEXT = Path(__file__).read_text(encoding="utf-8") * 4

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridcomp.cli import generate as command
 from hybridcomp.cli.main import main
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.checkpoints.resume import RECORD, _own_checksum, newest, read_checkpoint
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.data import Batches
-from hybridcomp.train.generate import Vocabulary, load_model, sample
-from hybridcomp.train.model.gpt import GPT, ModelShape, build_gpt, loss_of
-from hybridcomp.train.text import load_corpus
+from hybridcomp_lab.cli import generate as command
+from hybridcomp_lab.train.checkpoints.resume import RECORD, _own_checksum, newest, read_checkpoint
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.data import Batches
+from hybridcomp_lab.train.generate import Vocabulary, load_model, sample
+from hybridcomp_lab.train.model.gpt import GPT, ModelShape, build_gpt, loss_of
+from hybridcomp_lab.train.text import load_corpus
 from tests.train.harness import train
 
 TEXT = "the quick fox.\n"  # short: soon learned

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.gossip.graph import Graph, make_graph
-from hybridcomp.train.reading import parse
-from hybridcomp.train.sync import parse_sync
+from hybridcomp_lab.train.gossip.graph import Graph, make_graph
+from hybridcomp_lab.train.reading import parse
+from hybridcomp_lab.train.sync import parse_sync
 from tests.train.harness import TINY, metrics, train
 from tests.train.same import losses, stored, unequal
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridcomp.train.interrupt import INTERRUPTED
+from hybridcomp_lab.train.interrupt import INTERRUPTED
 from tests.train.harness import TINY, environment, metrics, train, under_mpiexec
 from tests.train.same import losses, stored, unequal
 

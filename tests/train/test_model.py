@@ -9,9 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.model.gpt import ModelShape, build_gpt, keep_stage, loss_of
-from hybridcomp.train.optimizer.optimizers import clip_gradients, learning_rate, make_optimizer, square_sum
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.model.gpt import ModelShape, build_gpt, keep_stage, loss_of
+from hybridcomp_lab.train.optimizer.optimizers import (
+    clip_gradients,
+    learning_rate,
+    make_optimizer,
+    square_sum,
+)
 from tests.train.harness import alone
 
 SHAPE = ModelShape(vocab_size=50, layers=4, d_model=16, heads=2, seq_len=8)

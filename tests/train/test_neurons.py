@@ -13,14 +13,14 @@ from hybridcomp.arrays import DType
 from hybridcomp.codecs import get_codec
 from hybridcomp.errors import ConfigError
 from hybridcomp.policy import PHASES, Message
-from hybridcomp.train.checkpoints.resume import Checkpoint, check_fits, run_identity
-from hybridcomp.train.checks import check_config
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.model.gpt import ModelShape, build_gpt, keep_stage, loss_of
-from hybridcomp.train.model.neurons import Neurons, largest, received
-from hybridcomp.train.parallel.neurons import Refresh
-from hybridcomp.train.start import read_policy
-from hybridcomp.train.techniques import NONZERO, concerns
+from hybridcomp_lab.train.checkpoints.resume import Checkpoint, check_fits, run_identity
+from hybridcomp_lab.train.checks import check_config
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.model.gpt import ModelShape, build_gpt, keep_stage, loss_of
+from hybridcomp_lab.train.model.neurons import Neurons, largest, received
+from hybridcomp_lab.train.parallel.neurons import Refresh
+from hybridcomp_lab.train.start import read_policy
+from hybridcomp_lab.train.techniques import NONZERO, concerns
 
 MICRO_BATCHES = 3
 

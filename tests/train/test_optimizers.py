@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.checkpoints.resume import Checkpoint, check_fits, run_identity
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.optimizer.optimizers import make_optimizer, moments, set_learning_rate
-from hybridcomp.train.reading import parse
+from hybridcomp_lab.train.checkpoints.resume import Checkpoint, check_fits, run_identity
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.optimizer.optimizers import make_optimizer, moments, set_learning_rate
+from hybridcomp_lab.train.reading import parse
 
 SHAPES = {"w": (5, 7), "norm": (7,), "zeros": (3, 4)}
 CONFIG = TrainConfig(weight_decay=0.1, beta1=0.8, beta2=0.95)

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from hybridcomp.errors import ConfigError, MismatchError
-from hybridcomp.train.checkpoints.checkpoint import _prune
-from hybridcomp.train.checkpoints.resume import (
+from hybridcomp_lab.train.checkpoints.checkpoint import _prune
+from hybridcomp_lab.train.checkpoints.resume import (
     RECORD,
     Checkpoint,
     _own_checksum,
@@ -24,10 +24,10 @@ from hybridcomp.train.checkpoints.resume import (
     find_checkpoint,
     run_identity,
 )
-from hybridcomp.train.checkpoints.stored import described, read
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.metrics import MetricsFile
-from hybridcomp.train.start import check_agreement, prepare
+from hybridcomp_lab.train.checkpoints.stored import described, read
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.metrics import MetricsFile
+from hybridcomp_lab.train.start import check_agreement, prepare
 
 CONFIG = TrainConfig(steps=10)
 IDENTITY = run_identity(CONFIG, 256, "text")

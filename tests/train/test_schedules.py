@@ -20,7 +20,7 @@ ZERO = "--shard zero1 --bucket-mb 0.05"
 HANDED = "--shard stages"
 PREDICT = "--predict-weights"
 LABELS = "--synthetic-labels"
-NEURONS = "--pp-neurons 0.3 --pp-neurons-refresh 2"
+NEURONS = "--pp-neurons 0.2 --pp-neurons-refresh 2"
 INTERLEAVED = "--schedule interleaved --virtual-stages 2"
 # All cases of a number of ranks run in one start of them.
 CASES = {

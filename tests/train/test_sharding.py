@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.data import Batches
-from hybridcomp.train.generate import load_model
-from hybridcomp.train.model.experts import Mixture
-from hybridcomp.train.model.gpt import keep_stage, loss_of
-from hybridcomp.train.text import load_corpus
+from hybridcomp_lab.train.checkpoints.resume import newest, read_checkpoint
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.data import Batches
+from hybridcomp_lab.train.generate import load_model
+from hybridcomp_lab.train.model.experts import Mixture
+from hybridcomp_lab.train.model.gpt import keep_stage, loss_of
+from hybridcomp_lab.train.text import load_corpus
 from tests.train.harness import metrics, train
 from tests.train.same import stored
 

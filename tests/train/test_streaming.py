@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
-from hybridcomp.train.generate import load_model
-from hybridcomp.train.reading import parse
+from hybridcomp_lab.train.checkpoints.resume import newest, read_checkpoint
+from hybridcomp_lab.train.generate import load_model
+from hybridcomp_lab.train.reading import parse
 from tests.train.harness import TINY, metrics, run_ranks, train
 from tests.train.same import losses, run_and_resume, stored, unequal
 

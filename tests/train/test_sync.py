@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from hybridcomp.errors import ConfigError, MismatchError
-from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.data import Batches
-from hybridcomp.train.generate import load_model
-from hybridcomp.train.model.gpt import loss_of
-from hybridcomp.train.reading import parse
-from hybridcomp.train.shares import decide, divide, read_shares
-from hybridcomp.train.start import agreed_text, check_agreement, prepare
-from hybridcomp.train.sync import parse_sync
-from hybridcomp.train.text import load_corpus
+from hybridcomp_lab.train.checkpoints.resume import newest, read_checkpoint
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.data import Batches
+from hybridcomp_lab.train.generate import load_model
+from hybridcomp_lab.train.model.gpt import loss_of
+from hybridcomp_lab.train.reading import parse
+from hybridcomp_lab.train.shares import decide, divide, read_shares
+from hybridcomp_lab.train.start import agreed_text, check_agreement, prepare
+from hybridcomp_lab.train.sync import parse_sync
+from hybridcomp_lab.train.text import load_corpus
 from tests.train.harness import TINY, metrics, run_ranks
 from tests.train.same import losses, run_and_resume, stored, unequal
 

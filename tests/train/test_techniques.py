@@ -11,16 +11,16 @@ import torch
 from hybridcomp.errors import ConfigError, PolicyError
 from hybridcomp.policy import PRESETS, load_policy
 from hybridcomp.policy.toml import parse_policy
-from hybridcomp.train.checkpoints.resume import newest, read_checkpoint
-from hybridcomp.train.checkpoints.stored import read
-from hybridcomp.train.checks import check_config
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.data import Batches
-from hybridcomp.train.generate import load_model
-from hybridcomp.train.model.gpt import loss_of
-from hybridcomp.train.start import read_policy
-from hybridcomp.train.techniques import concerns
-from hybridcomp.train.text import load_corpus
+from hybridcomp_lab.train.checkpoints.resume import newest, read_checkpoint
+from hybridcomp_lab.train.checkpoints.stored import read
+from hybridcomp_lab.train.checks import check_config
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.data import Batches
+from hybridcomp_lab.train.generate import load_model
+from hybridcomp_lab.train.model.gpt import loss_of
+from hybridcomp_lab.train.start import read_policy
+from hybridcomp_lab.train.techniques import concerns
+from hybridcomp_lab.train.text import load_corpus
 from tests.train.harness import TINY, metrics, run_ranks, train
 
 SCRIPT = Path(__file__).parent / "checks" / "techniques.py"

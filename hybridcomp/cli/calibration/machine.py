@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import os
 import platform
@@ -26,7 +27,6 @@ from hybridcomp.collectives.engine.groups import connect_engine, own_arena
 from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.perfmodel.calibrate import SPECS, codec_speed, memory_speed
 from hybridcomp.perfmodel.profile import DEFAULT, Profile, Speed, Tier
-from hybridcomp.planner.compute import Fitted
 from hybridcomp.schedules.topology import Topology
 
 _TAG = 1
@@ -171,21 +171,22 @@ def calibrate(comm: MPI.Comm, hosts: Topology, old: Profile, effort: Effort) -> 
     ), notes
 
 
-def compute(comm: MPI.Comm, effort: Effort) -> tuple[Fitted | None, list[str]]:
+def compute(comm: MPI.Comm, effort: Effort) -> tuple[str, list[str]]:
     """Measure how fast ranks execute a model's operations, all at once. Collective; all ranks get the same.
 
     Returns:
-        The fit to the median of the ranks' times, and the reasons where there is none.
+        The profile's section ``[compute]``, fitted to the median of the ranks' times; "" and the reasons where there is
+        none.
     """
     needed = ("torch", "scipy")
     if not agreed(comm, all(importlib.util.find_spec(name) for name in needed)):
-        return None, [
+        return "", [
             "PyTorch or SciPy is missing: no [compute] for `hybridcomp plan` (the extra plan has both)"
         ]
-    from hybridcomp.planner.measure import measure  # noqa: PLC0415  (imports torch)
-
-    timings = measure(effort.seconds / _OF_OPERATIONS)
-    return timings.fitted(middle(comm, list(timings.seconds))), []
+    # By its name: it measures the layers of the trainer, on which the toolkit does not stand.
+    planner = importlib.import_module("hybridcomp_lab.planner.measure")
+    timings = planner.measure(effort.seconds / _OF_OPERATIONS)
+    return timings.fitted(middle(comm, list(timings.seconds))).to_toml(), []
 
 
 def _message(comm: MPI.Comm, rounds: int) -> float:

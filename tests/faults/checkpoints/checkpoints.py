@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.train.checkpoints.resume import RECORD
+from hybridcomp_lab.train.checkpoints.resume import RECORD
 from tests.faults.checkpoints.forks import KILLED, do, well
 from tests.faults.checkpoints.training import interrupted_training
 from tests.faults.outcome import Outcome

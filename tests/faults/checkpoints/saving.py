@@ -23,10 +23,10 @@ from torch import nn
 
 import hybridcomp.torch  # noqa: F401  (so that no fork loads it)
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
-from hybridcomp.train.checkpoints.resume import Checkpoint, find_checkpoint
-from hybridcomp.train.config import TrainConfig
-from hybridcomp.train.topology import Topology, make_topology
+from hybridcomp_lab.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
+from hybridcomp_lab.train.checkpoints.resume import Checkpoint, find_checkpoint
+from hybridcomp_lab.train.config import TrainConfig
+from hybridcomp_lab.train.topology import Topology, make_topology
 from tests.faults.preload import Planted
 
 _JOB_SECONDS = 40.0
@@ -107,7 +107,7 @@ def _loaded(root: str, seed: int, numbers: int, topology: Topology) -> Any:
 
 def train(folder: str, arguments: str, fault: dict[str, Any] | None) -> Any:
     """Run ``hybridcomp train`` on one rank; its checkpoints meet the fault."""
-    from hybridcomp.cli.train import main
+    from hybridcomp_lab.cli.train import main
 
     os.chdir(folder)
     planted, words = Planted(), arguments.split()

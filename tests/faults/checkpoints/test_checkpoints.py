@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hybridcomp.errors import ConfigError
-from hybridcomp.train.checkpoints.resume import RECORD, read_checkpoint
+from hybridcomp_lab.train.checkpoints.resume import RECORD, read_checkpoint
 from tests.faults.checkpoints.checkpoints import FAILURES, OLD, Run, damage, damages
 from tests.faults.checkpoints.training import interrupted_training
 

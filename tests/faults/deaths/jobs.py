@@ -45,7 +45,7 @@ class Job:
         unlike = ("PMI", "HYBRIDCOMP", "MASTER_", "PYTHONUNBUFFERED")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(unlike)}
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        keeper = [sys.executable, "-m", "tests.lab.kept", str(folder / "said"), str(keep)]
+        keeper = [sys.executable, "-m", "tests.net.kept", str(folder / "said"), str(keep)]
         self._shared = set(os.listdir(_SHARED))
         self._output = folder / "output"
         with self._output.open("wb") as output:

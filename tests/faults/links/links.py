@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hybridcomp.lab import Lab
+from hybridcomp.net import Lab
 from tests.faults.outcome import Outcome
-from tests.lab.processes import living
+from tests.net.processes import living
 
 ROOT = Path(__file__).parents[3]
 HOSTS = 3

@@ -10,21 +10,21 @@ import json
 import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
-from hybridcomp.train.pipelines import Run, make_schedule
-from hybridcomp.train.start import prepare
-from hybridcomp.train.topology import Topology, make_topology
-from hybridcomp.train.trainer import process_group
+from hybridcomp_lab.train.pipelines import Run, make_schedule
+from hybridcomp_lab.train.start import prepare
+from hybridcomp_lab.train.topology import Topology, make_topology
+from hybridcomp_lab.train.trainer import process_group
+from tests.train.checks import TEXT
 from tests.train.tally import tell
 
 COMMON = (
     "--policy none --layers 4 --d-model 32 --heads 2 --seq-len 64 --micro-batch-size 2 --eval-batches 0 "
-    f"--warmup-steps 2 --lr 1e-2 --timeout 40 --data {Path(__file__)}"
+    f"--warmup-steps 2 --lr 1e-2 --timeout 40 --data {TEXT}"
 )
 STEPS = 3
 

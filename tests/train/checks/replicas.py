@@ -16,17 +16,18 @@ import torch
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
-from hybridcomp.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
-from hybridcomp.train.checkpoints.resume import Checkpoint
-from hybridcomp.train.config import CYCLIC
-from hybridcomp.train.pipelines import Run, make_schedule
-from hybridcomp.train.pipelines.cyclic import is_fresh
-from hybridcomp.train.topology import Topology
+from hybridcomp_lab.train.checkpoints.checkpoint import Trained, load_checkpoint, save_checkpoint
+from hybridcomp_lab.train.checkpoints.resume import Checkpoint
+from hybridcomp_lab.train.config import CYCLIC
+from hybridcomp_lab.train.pipelines import Run, make_schedule
+from hybridcomp_lab.train.pipelines.cyclic import is_fresh
+from hybridcomp_lab.train.topology import Topology
+from tests.train.checks import TEXT
 from tests.train.tally import check_all
 
 COMMON = (
     "--d-model 32 --heads 2 --seq-len 16 --micro-batch-size 1 --eval-batches 0 --warmup-steps 2 --lr 1e-2 "
-    f"--timeout 40 --data {Path(__file__)}"
+    f"--timeout 40 --data {TEXT}"
 )
 PAUSE, STEPS = 3, 6
 TRAFFIC = torch.zeros(2, 3, dtype=torch.int64)

@@ -12,23 +12,23 @@ import json
 import math
 import sys
 import warnings
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from hybridcomp.train.model.gpt import ModelShape, loss_of
-from hybridcomp.train.pipelines import Run, make_schedule
-from hybridcomp.train.pipelines.cyclic import duties, totals_due
-from hybridcomp.train.start import prepare
-from hybridcomp.train.topology import Topology, make_topology
-from hybridcomp.train.trainer import process_group
+from hybridcomp_lab.train.model.gpt import ModelShape, loss_of
+from hybridcomp_lab.train.pipelines import Run, make_schedule
+from hybridcomp_lab.train.pipelines.cyclic import duties, totals_due
+from hybridcomp_lab.train.start import prepare
+from hybridcomp_lab.train.topology import Topology, make_topology
+from hybridcomp_lab.train.trainer import process_group
+from tests.train.checks import TEXT
 from tests.train.reference import MEAN, LocalReference, Reference, difference
 from tests.train.tally import tell
 
 COMMON = (
     "--policy none --d-model 24 --seq-len 8 --micro-batch-size 1 --eval-batches 5 --steps 5 --warmup-steps 2 "
-    f"--lr 1e-2 --clip 0.5 --timeout 40 --data {Path(__file__)}"
+    f"--lr 1e-2 --clip 0.5 --timeout 40 --data {TEXT}"
 )
 RULES = {"2bw": "delayed", "cdp-v1": "delayed", "cdp-v2": "cdp-v2"}
 DRAINED = (2, 4)  # steps after which the pipeline is empty, as before a checkpoint

@@ -10,22 +10,22 @@ import json
 import math
 import sys
 import warnings
-from pathlib import Path
 
 import torch
 
-from hybridcomp.train.model.gpt import ModelShape
-from hybridcomp.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
-from hybridcomp.train.pipelines import Run, make_schedule
-from hybridcomp.train.topology import Topology
+from hybridcomp_lab.train.model.gpt import ModelShape
+from hybridcomp_lab.train.optimizer.optimizers import learning_rate, make_optimizer, set_learning_rate
+from hybridcomp_lab.train.pipelines import Run, make_schedule
+from hybridcomp_lab.train.topology import Topology
 from tests.torch.models.streaming import Rule
+from tests.train.checks import TEXT
 from tests.train.checks.schedules import CLOSE, close
 from tests.train.reference import Reference
 from tests.train.tally import check_all
 
 COMMON = (
     "--policy none --d-model 16 --heads 2 --seq-len 8 --micro-batch-size 1 --eval-batches 0 --steps 6 --warmup-steps 2 "
-    f"--lr 1e-2 --stream-lr 0.7 --clip 0.5 --timeout 40 --data {Path(__file__)}"
+    f"--lr 1e-2 --stream-lr 0.7 --clip 0.5 --timeout 40 --data {TEXT}"
 )
 
 

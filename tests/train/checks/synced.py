@@ -18,20 +18,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hybridcomp.train.gossip.graph import make_graph
-from hybridcomp.train.model.gpt import ModelShape, loss_of
-from hybridcomp.train.optimizer.elastic import ElasticUpdater
-from hybridcomp.train.pipelines import Run, make_schedule
-from hybridcomp.train.sync import Event, parse_sync
-from hybridcomp.train.topology import Topology
+from hybridcomp_lab.train.gossip.graph import make_graph
+from hybridcomp_lab.train.model.gpt import ModelShape, loss_of
+from hybridcomp_lab.train.optimizer.elastic import ElasticUpdater
+from hybridcomp_lab.train.pipelines import Run, make_schedule
+from hybridcomp_lab.train.sync import Event, parse_sync
+from hybridcomp_lab.train.topology import Topology
 from tests.train import mixing
+from tests.train.checks import TEXT
 from tests.train.checks.schedules import CLOSE, close, held
 from tests.train.reference import Reference
 from tests.train.tally import check_all
 
 COMMON = (
     "--policy none --d-model 16 --heads 2 --seq-len 8 --micro-batch-size 1 --eval-batches 2 --steps 7 --warmup-steps 2 "
-    f"--lr 1e-2 --clip 0.5 --timeout 40 --data {Path(__file__)}"
+    f"--lr 1e-2 --clip 0.5 --timeout 40 --data {TEXT}"
 )
 PAUSES = (2, 4)  # steps after which an evaluation follows
 Weights = dict[str, torch.Tensor]

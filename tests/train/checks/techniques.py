@@ -16,12 +16,12 @@ from pathlib import Path
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
-from hybridcomp.train.checkpoints.checkpoint import save_checkpoint
-from hybridcomp.train.checkpoints.resume import Checkpoint
-from hybridcomp.train.pipelines import Run, make_schedule
-from hybridcomp.train.start import prepare
-from hybridcomp.train.topology import Topology, make_topology
-from hybridcomp.train.trainer import process_group
+from hybridcomp_lab.train.checkpoints.checkpoint import save_checkpoint
+from hybridcomp_lab.train.checkpoints.resume import Checkpoint
+from hybridcomp_lab.train.pipelines import Run, make_schedule
+from hybridcomp_lab.train.start import prepare
+from hybridcomp_lab.train.topology import Topology, make_topology
+from hybridcomp_lab.train.trainer import process_group
 from tests.train.checks.replicas import COMMON, TRAFFIC, check_resumed, tensors, trained
 from tests.train.tally import tell
 

@@ -9,22 +9,22 @@ import json
 import os
 import sys
 import warnings
-from pathlib import Path
 
 import torch.distributed as dist
 
 import hybridcomp.torch as hct
-from hybridcomp.train.pipelines import Run, make_schedule
-from hybridcomp.train.start import prepare
-from hybridcomp.train.topology import make_topology
-from hybridcomp.train.trainer import process_group
+from hybridcomp_lab.train.pipelines import Run, make_schedule
+from hybridcomp_lab.train.start import prepare
+from hybridcomp_lab.train.topology import make_topology
+from hybridcomp_lab.train.trainer import process_group
+from tests.train.checks import TEXT
 from tests.train.checks.axes import differing
 from tests.train.tally import tell
 from tests.unlike_times import unlike_times
 
 COMMON = (
     "--layers 2 --d-model 128 --heads 2 --seq-len 16 --micro-batches 2 --micro-batch-size 1 --eval-batches 0 "
-    f"--warmup-steps 2 --lr 1e-2 --timeout 40 --data {Path(__file__)}"
+    f"--warmup-steps 2 --lr 1e-2 --timeout 40 --data {TEXT}"
 )
 
 
