@@ -2,6 +2,7 @@
 
     torchrun --standalone --nproc-per-node 4 examples/onebit.py
     torchrun --standalone --nproc-per-node 4 examples/onebit.py --optimizer zero-one
+    torchrun --standalone --nproc-per-node 4 examples/onebit.py --optimizer zero-one --local-steps 16
     torchrun --standalone --nproc-per-node 4 examples/onebit.py --optimizer adamw     # the same run, uncompressed
 
 It trains nanogpt.py's model, and says the mean loss over text that it has not seen, the same batches whatever the
@@ -9,6 +10,7 @@ options, and the bytes that rank 0 has sent: of all steps, and of those since a 
 """
 
 import argparse
+import itertools
 import math
 import time
 
@@ -35,6 +37,15 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--warmup", type=int, default=0, help="steps that send gradients; 0: a fifth")
     parser.add_argument("--codec", default="sign", help="of momenta")
+    parser.add_argument(
+        "--scaler",
+        type=int,
+        default=16,
+        help="zero-one's var_update_scaler: renewals of the variance after which the steps between them double",
+    )
+    parser.add_argument(
+        "--local-steps", type=int, default=1, help="most steps from one exchange of zero-one to the next"
+    )
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument(
         "--clip", type=float, default=0.0, help="norm at which gradients of the warm-up are clipped"
@@ -61,7 +72,14 @@ def make_optimizer(
     if args.optimizer == "onebit":
         optimizer = hct.OnebitAdam(groups, freeze_step=warmup, **options)  # [1]
     else:
-        optimizer = hct.ZeroOneAdam(groups, warmup_steps=warmup, **options)
+        # Local steps begin a sixth of the run after the warm-up, when the variance stays, and double by twentieths.
+        local = {
+            "var_freeze_step": warmup + args.steps // 6,
+            "local_step_scaler": max(1, args.steps // 20),
+            "local_step_clipper": args.local_steps,
+        }
+        options |= local if args.local_steps > 1 else {}
+        optimizer = hct.ZeroOneAdam(groups, warmup_steps=warmup, var_update_scaler=args.scaler, **options)
     optimizer.register(model)  # [2]
     return optimizer
 
@@ -88,8 +106,12 @@ def main() -> None:
     optimizer = make_optimizer(model, args, warmup)
     generator = torch.Generator().manual_seed(1000 * args.seed + rank)
     began, before = time.perf_counter(), (0, 0)
-    for step in range(1, args.steps + 1):
-        rate = min(1, step / (args.steps / 10)) * (0.55 + 0.45 * math.cos(math.pi * step / args.steps))
+    for step in itertools.count(1):
+        # Local steps go on to the next exchange, after which the ranks' weights are equal.
+        if step > args.steps and getattr(optimizer, "synchronized", True):
+            break
+        done = min(1, step / args.steps)
+        rate = min(1, 10 * done) * (0.55 + 0.45 * math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = args.lr * rate
         loss = model(*draw(data[:cut], generator))
@@ -113,7 +135,7 @@ def main() -> None:
         print(f"held-out loss {sum(losses) / len(losses):.4f}; {seconds:.1f} s; replicas agree: {agree}")
         print(f"gradients: sent {wire / 1e6:.2f} MB in the place of {plain / 1e6:.2f} MB; ", end="")
         since, plain_since = wire - before[0], plain - before[1]
-        print(f"after step {warmup} {plain_since / since:.1f} times fewer")
+        print(f"after step {warmup} {since / 1e6:.2f} MB, {plain_since / since:.1f} times fewer")
     dist.destroy_process_group()
 
 

@@ -224,7 +224,7 @@ def test_hook_alone_under_torchrun():
 def test_momenta_are_exchanged(optimizer: str, saved: float, since: float):
     said = torchrun("onebit", "--steps", "50", "--width", "64", "--layers", "2", "--optimizer", optimizer)
     check(said, falls_to=0.75, saved=saved)
-    assert float(re.search(r"after step 10 ([\d.]+) times fewer", said.summary)[1]) > since
+    assert float(re.search(r"after step 10 [\d.]+ MB, ([\d.]+) times fewer", said.summary)[1]) > since
 
 
 def plate(ranks: tuple[int, int], edge: int, steps: int) -> np.ndarray:
