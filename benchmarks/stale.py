@@ -86,6 +86,8 @@ FIGURES = (
     Figure("onebit_ddp_*.json", (*_TORCH, "benchmarks/ddp.py"),
            _run("ddp", "--policy none;sign:block=65536+ef --onebit --iters 2", "hybridcomp lab -n 4 --rate {rate} --")),
     Figure("onebit_gpt.json", (*_TORCH, "examples/onebit.py")),
+    Figure("onebit/*.json", (*_TORCH, "examples/onebit.py", "benchmarks/onebit_losses.py"),
+           _run("onebit_losses", "--study {stem}")),
     Figure("codecs/*.json", (*_CODECS, "benchmarks/codecs.py", "benchmarks/codecbench"), _made("bench-codecs")),
     Figure("momentum_pass.json", (*_CODECS, "benchmarks/momentum_pass.py"),
            _run("momentum_pass", "--codec sign:block=65536;int8;int4")),
