@@ -323,6 +323,14 @@ def reasons(job: Job) -> list[str]:
     return [choice.reason for each in job.deciders for choice in each.choices()]
 
 
+def test_a_message_that_does_not_come_again_says_nothing_of_the_link():
+    job = Job("auto", lambda rank, operation, codec: 0.0335)
+    for kind in MESSAGES:
+        job.run(0, 1, kind)
+    job.run(1, 300)
+    assert not any("times as fast" in reason for reason in reasons(job))
+
+
 def test_times_that_waver_are_no_other_link():
     noise = np.random.default_rng(1).uniform(0.85, 1.15, 2000)
     job = Job("auto", lambda rank, operation, codec: 0.06 * noise[operation])

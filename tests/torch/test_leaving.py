@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+import torch
 
+from hybridcomp.torch.exchange.group import _wait
 from tests.torch.cases.programs import program
 from tests.torch.harness import mpiexec
 from tests.torch.test_torchrun import Started, written
@@ -217,3 +221,19 @@ def test_a_hook_that_waits_for_another_rank_leaves_the_status_alone(
     assert status == 1, told
     assert "KeyError: 'own'" in told
     assert "terminate called" not in told
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_exchange_that_ends_just_after_a_look_has_ended(fails: bool) -> None:
+    class Work:
+        def wait(self, timeout: timedelta | None = None) -> None:
+            if timeout is not None:
+                raise RuntimeError("Operation timed out!")
+            if fails:
+                raise RuntimeError("the other rank is gone")
+
+        def is_completed(self) -> bool:
+            return True
+
+    with pytest.raises(RuntimeError, match="is gone") if fails else nullcontext():
+        _wait(Work(), torch.device("cpu"))

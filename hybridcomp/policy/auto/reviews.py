@@ -178,9 +178,9 @@ class Reviews:
                 base = decider.predicted(watched)
                 # Codecs may be slower than predicted for want of cores; that says nothing of the link.
                 base[~plain & (now > base)] = np.nan
-                changed = _far(now * nbytes, base * nbytes) > _WRONG
+                changed = _far(now, base, nbytes) > _WRONG
             else:
-                changed = compared.changed(_far(now * nbytes, base * nbytes))
+                changed = compared.changed(_far(now, base, nbytes))
             if changed:
                 compared.begin(decider.link_changed(now, base, nbytes, self._operation))
                 self._changed()
@@ -236,12 +236,13 @@ def _counted(decision: Decision) -> int:
     return int(min(max(wanted, _LEAST_COUNTED), _MOST_COUNTED))
 
 
-def _far(now: Array, before: Array) -> float:
-    """Return the factor between two sums, at least 1, over values that are known in both."""
-    known = np.isfinite(now * before)
+def _far(now: Array, before: Array, nbytes: Array) -> float:
+    """Return the factor between two sums of seconds, at least 1, over kinds whose seconds a byte are known in both."""
+    known = np.isfinite(now) & np.isfinite(before) & (nbytes > 0)
     if not known.any():
         return 1.0
-    ratio = float(now[known].sum() / before[known].sum())
+    seconds, those = (float((each[known] * nbytes[known]).sum()) for each in (now, before))
+    ratio = seconds / those
     return max(ratio, 1 / ratio)
 
 

@@ -342,8 +342,9 @@ def _wait(work: Any, device: torch.device) -> None:
             work.wait(_LOOK)
             return
         except RuntimeError:
-            if work.is_completed():
-                raise
+            if work.is_completed():  # it has failed, or ended a little after the time
+                work.wait()
+                return
         if leaving.is_set():
             raise RemoteError(
                 "an exchange has been given up: other ranks had not come when this process ended"
