@@ -35,9 +35,8 @@ from resultfile import write
 from tqdm import tqdm
 
 import hybridcomp as hc
-from hybridcomp.collectives.algorithms.selection import OPERATIONS
 from hybridcomp.launcher import abort
-from hybridcomp.schedules.registry import ALGORITHMS, find
+from hybridcomp.schedules.registry import ALGORITHMS, SELECTABLE, find
 
 WORLD = MPI.COMM_WORLD
 _GRACE = 30.0  # seconds past the timeout, in which our own operation raises its error
@@ -355,7 +354,7 @@ def _algorithm(op: str, name: str) -> str:
 def main(op: Operation, description: str) -> None:
     """Run a benchmark's main program."""
     flags = parser(description)
-    if op.name in OPERATIONS:
+    if op.name in SELECTABLE:
         flags.add_argument(
             "--algorithm",
             type=partial(_algorithm, op.name),

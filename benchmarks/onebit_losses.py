@@ -76,7 +76,7 @@ STUDIES = {
         ("--width", "384", "--layers", "6", "--batch", "2"),
         1000,
         200,
-        (5e-4, 1e-3, 2e-3),
+        (2.5e-4, 5e-4, 1e-3),
         {**_ADAMW, "0/1 Adam, few renewals": "--optimizer zero-one --scaler 1"},
     ),
     "long": Study(

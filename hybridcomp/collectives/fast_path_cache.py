@@ -12,7 +12,7 @@ from mpi4py import MPI
 from hybridcomp.arrays import DType
 from hybridcomp.collectives.datatypes import BY_DTYPE, BY_HANDLE, DATATYPES, FLOAT16
 from hybridcomp.collectives.engine.programs import START_SECONDS
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.stats import Call, StatRow, StatTable, leaving
 from hybridcomp.native import kernels
 from hybridcomp.pmi.library import address
@@ -114,7 +114,7 @@ class Learnt:
             send, recv = shape.send, shape.recv
             if what == "broadcast" and key[1] == self._rank:
                 send, recv = recv, send  # the root's array may be read-only
-            operation = self.operations[key] = kernels().MpiOperation(
+            operation = self.operations[key] = kernels().LearntOperation(
                 library(),
                 address(shape.function),
                 send,
@@ -216,7 +216,7 @@ def library() -> Any:
         MPI.IN_PLACE,
         int(MPI.IN_PLACE),
         MPI.Exception,
-        engine.engine().begun,
+        progress.engine().begun,
         START_SECONDS,
         _HANDLES,
         [*((handle, dtype.itemsize) for handle, dtype in BY_HANDLE.items()), (FLOAT16.handle, 0)],

@@ -10,7 +10,7 @@ from hybridcomp.arrays import Flat
 from hybridcomp.device import DeviceArray, Queue
 
 
-def together(*flats: Flat | None) -> list[DeviceArray]:
+def on_device(*flats: Flat | None) -> list[DeviceArray]:
     """Return the buffers of one call that are on a device: all of them, or none.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.execution.callbacks import Call, callbacks
 from hybridcomp.collectives.execution.timeouts import check_timeout
 from hybridcomp.collectives.failure.signals import deferral
@@ -38,7 +38,7 @@ class Passer(Protocol):
 
     def take_over(
         self, request: MPI.Request, op: str, peer: int | None, number: int, status: MPI.Status | None
-    ) -> engine.Request:
+    ) -> progress.Request:
         """Have the engine go on with an operation that MPI has."""
 
     def waited(self, request: MPI.Request, status: MPI.Status | None, peer: int | None) -> bool:
@@ -66,20 +66,20 @@ class Request(MPI.Request):
     progress with what is not MPI's alone. :meth:`wait` and :meth:`Wait` know the communicator's timeout.
     """
 
-    _operations: tuple[engine.Request, ...] = ()
+    _operations: tuple[progress.Request, ...] = ()
     _status: MPI.Status | None = None
     _general: Any = None  # the generalized request: MPI's, or compiled code's where ``_token`` is None
     _token: object = None  # of MPI's: in ``called_back`` until MPI has freed it
     begun: Begun | None = None  # set by who makes a request of an operation that MPI has
     _calls: list[Call] | tuple[()] = ()  # callbacks that are due, or have run
 
-    def __new__(cls, *operations: engine.Request) -> Request:
+    def __new__(cls, *operations: progress.Request) -> Request:
         """Make a request of started operations; the last one's status is its own."""
         self = super().__new__(cls)
         self._stand_for(operations)
         return self
 
-    def _stand_for(self, operations: tuple[engine.Request, ...]) -> None:
+    def _stand_for(self, operations: tuple[progress.Request, ...]) -> None:
         """Become a generalized request of started operations."""
         self._operations, self._calls = operations, []
         self._status = status = operations[-1].status
@@ -107,7 +107,7 @@ class Request(MPI.Request):
         self._general, self._token = general, token
         left = list(operations)  # counted by one call of the interpreter: two may end in two threads at once
 
-        def ended(_: engine.Request) -> None:
+        def ended(_: progress.Request) -> None:
             if left.pop() is operations[0]:
                 general.Complete()
 
@@ -154,7 +154,7 @@ class Request(MPI.Request):
         return self.begun is not None
 
     @property
-    def operations(self) -> tuple[engine.Request, ...]:
+    def operations(self) -> tuple[progress.Request, ...]:
         """Return the operations that it waits for: one, or the send and the receive of a Sendrecv."""
         self._take_over()
         return self._operations
@@ -206,7 +206,7 @@ class Request(MPI.Request):
         left, within, calls = list(self._operations), callbacks.current, self._calls
         assert isinstance(calls, list)
 
-        def ended(operation: engine.Request) -> None:
+        def ended(operation: progress.Request) -> None:
             if left.pop() is self._operations[0]:
                 calls.append(callbacks.submit(call, operation, within))
 
@@ -311,14 +311,14 @@ class Generalized(Request):
                 super().Free()
 
 
-def wait_for(operations: Sequence[engine.Request], timeout: float | None) -> None:
+def wait_for(operations: Sequence[progress.Request], timeout: float | None) -> None:
     """Wait until operations have ended, within ``timeout`` seconds in all."""
     deadline = None if timeout is None else time.monotonic() + check_timeout(timeout)
     for operation in operations:
         operation.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
-def stored(request: engine.Request, *flats: Flat | None) -> engine.Request:
+def stored(request: progress.Request, *flats: Flat | None) -> progress.Request:
     """Write packed results to the caller's memory once an operation has ended well; return its request."""
 
     def write(_: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.codecs.device.driver import has_driver
-from hybridcomp.codecs.linear.base import FOLDS
+from hybridcomp.codecs.linear.base import UFUNCS
 from hybridcomp.collectives.algorithms.schedules import OperationKey, Schedules
 from hybridcomp.collectives.data_path.carrier import STREAM_BYTES, Carrier
 from hybridcomp.collectives.data_path.coding import Array
@@ -258,7 +258,7 @@ class OperationStarter(abc.ABC, Generic[Started]):
     ) -> Steps:
         """Sum an array over the ranks: see :data:`~.data_path.linear.SumArray`."""
         how, _ = self._schedules.find(key._replace(compresses=True), "direct" if key.fold else algorithm)
-        fold = FOLDS[key.fold] if key.fold else None
+        fold = UFUNCS[key.fold] if key.fold else None  # of linear codecs: nobody else has folds here
         return run_schedule(carrier, how, flat, flat, reserved, fold=fold)
 
     def _tags(self) -> list[int]:

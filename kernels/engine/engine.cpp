@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "codecs/messages/opening.hpp"
-#include "engine/exchange.hpp"
+#include "engine/carried_operations.hpp"
 #include "engine/waiting/backoff.hpp"
 #include "engine/waiting/watchdog.hpp"
 
@@ -37,10 +37,10 @@ void relax() {
 
 }  // namespace
 
-Engine::Engine(const Mpi& mpi) : exchange(nullptr), mpi_(mpi) {}
+Engine::Engine(const Mpi& mpi) : carried(nullptr), mpi_(mpi) {}
 
-Engine::Engine(Exchange& carries, std::shared_ptr<SharedBlocks> others)
-    : exchange(&carries), mpi_{}, others_(std::move(others)) {}
+Engine::Engine(CarriedOperations& operations, std::shared_ptr<SharedBlocks> others)
+    : carried(&operations), mpi_{}, others_(std::move(others)) {}
 
 Engine::~Engine() { stop(); }
 
@@ -54,7 +54,7 @@ void Engine::use_arena(const Arena& arena, std::size_t first) {
 
 void Engine::send(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
                   const std::uint8_t* data, std::size_t bytes) {
-  if (exchange) return exchange->send({&execution, step, peer, tag, data, bytes});
+  if (carried) return carried->send({&execution, step, peer, tag, data, bytes});
   if (peer == damage_.peer && bytes >= damage_.least) {
     damage_.peer = -1;
     damaged_.assign(data, data + bytes);
@@ -85,7 +85,7 @@ void Engine::send(Execution& execution, std::uint32_t step, Group& group, int pe
 
 void Engine::receive(Execution& execution, std::uint32_t step, Group& group, int peer, int tag,
                      std::uint8_t* data, std::size_t room) {
-  if (exchange) return exchange->receive({&execution, step, peer, tag, nullptr, room});
+  if (carried) return carried->receive({&execution, step, peer, tag, nullptr, room});
   int code = 0;
   {
     const InsideMpi inside;
@@ -110,7 +110,7 @@ void Engine::give(std::uint8_t* block) {
 }
 
 void Engine::forget(Execution* execution) {
-  if (exchange) return exchange->forget(execution);
+  if (carried) return carried->forget(execution);
   requests_.abandon(execution);
   contacts_.forget(execution);
   for (const auto& one : active_)
@@ -376,7 +376,7 @@ void Engine::run() {
       const double pause = std::clamp((now() - moved_.load()) * kBackShare, kBackMin, kBackMax);
       moved = rest(pause, pause, nullptr);
     }
-    if (news_.exchange(false) && on_news) on_news();
+    news_.store(false);
     if (moved) moved_.store(now());
   }
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -17,14 +16,14 @@
 
 namespace hybridcomp::engine {
 
-class Exchange;
+class CarriedOperations;
 class SharedBlocks;
 
 class Engine {
  public:
   explicit Engine(const Mpi& mpi);
-  // An engine without MPI, whose messages an exchange carries, and which makes them in blocks of others.
-  Engine(Exchange& exchange, std::shared_ptr<SharedBlocks> blocks);
+  // An engine without MPI, for operations whose messages others carry, made in blocks of theirs.
+  Engine(CarriedOperations& carried, std::shared_ptr<SharedBlocks> blocks);
   ~Engine();
 
   // None of these is called with the interpreter's lock held: MPI may call Python while it is in the engine.
@@ -87,12 +86,8 @@ class Engine {
     std::uint8_t flip = 4;  // bits
   };
   void damage(const Damage& damage);
-  Blocks blocks;             // under the lock
-  Exchange* const exchange;  // null where MPI carries messages
-
-  // Called by the engine's own thread, without the lock, when watched operations have ended. It is set before
-  // any operation is started.
-  std::function<void()> on_news;
+  Blocks blocks;                     // under the lock
+  CarriedOperations* const carried;  // null where MPI carries messages
 
  private:
   enum class Look : std::uint8_t { kNothing, kMoved, kBusy };  // kBusy: another thread looks

@@ -138,7 +138,7 @@ void Execution::post_receive(std::uint32_t index) {
   }
   const Slot& slot = program_->slots[step.slot];
   // A message of an exchange is read where it is.
-  if (engine_.exchange)
+  if (engine_.carried)
     return engine_.receive(*this, index, *group_, peer(step), tag(step), nullptr, slot.room);
   const std::uint32_t copies = order_->lands[index];
   const bool lands = copies != kNowhere && step.readers == 1 && lends_;
@@ -365,7 +365,7 @@ void Execution::abandon() {
     std::erase_if(neighbour.posted, [this](const auto& posted) { return posted.execution == this; });
   ready_.clear();
   ask_no_more();
-  if (engine_.exchange) give_back();
+  if (engine_.carried) give_back();
   done_.store(true, std::memory_order_release);
 }
 

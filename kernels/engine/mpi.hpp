@@ -1,5 +1,5 @@
 // Functions of MPI that the engine calls. The module is not linked with MPI, of which every process has its
-// own: Python passes the functions' addresses (hybridcomp/collectives/execution/library.py).
+// own: Python passes the functions' addresses (hybridcomp/pmi/library.py).
 //
 // All their arguments are integers or pointers, in an order that the standard sets. A handle is an int in one
 // MPI and a pointer in another; the calling conventions of x86-64 and AArch64 pass either in a slot of eight

@@ -64,7 +64,7 @@ void bind_convert(nb::module_& m);
 void bind_deferral(nb::module_& m);
 void bind_ending(nb::module_& m);
 void bind_engine(nb::module_& m);
-void bind_exchange(nb::module_& m);
+void bind_carried_operations(nb::module_& m);
 void bind_lanes(nb::module_& m);
 void bind_lattice(nb::module_& m);
 void bind_lowrank(nb::module_& m);

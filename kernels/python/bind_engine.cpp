@@ -313,16 +313,6 @@ void bind_engine(nb::module_& m) {
       },
       "period"_a, nb::call_guard<nb::gil_scoped_release>(),
       "For tests: set after how many blocks given back unused pages go back; returns the period before.");
-  m.def("engine_on_news", [](nb::object call) {
-    the_engine()->on_news = [call] {
-      nb::gil_scoped_acquire acquire;
-      try {
-        call();
-      } catch (nb::python_error& error) {
-        error.discard_as_unraisable("the engine's thread");
-      }
-    };
-  });
   m.def(
       "engine_damage",
       [](int peer, std::size_t least, bool sealed, std::size_t at, std::uint8_t flip) {

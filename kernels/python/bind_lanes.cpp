@@ -7,7 +7,7 @@
 #include <optional>
 #include <tuple>
 
-#include "engine/exchange.hpp"
+#include "engine/carried_operations.hpp"
 #include "engine/lanes.hpp"
 #include "python/bind.hpp"
 
@@ -31,7 +31,7 @@ std::size_t checked(const Lanes& lanes, std::size_t index) {
 
 // Hand a neighbour its messages, and after them those of the compiled operations to a rank.
 bool send(Lanes& lanes, std::size_t index, std::uint32_t exchange, const nb::list& messages, double seconds,
-          const Exchange* compiled, int peer) {
+          const CarriedOperations* compiled, int peer) {
   checked(lanes, index);
   std::vector<Parcelled> all;
   std::vector<std::unique_ptr<Buffer>> held;
@@ -48,7 +48,7 @@ bool send(Lanes& lanes, std::size_t index, std::uint32_t exchange, const nb::lis
 // Return a neighbour's messages, as tag, offset in its arena and bytes, but those of compiled operations,
 // which these get; None where they are none; or a fault.
 nb::object read(Lanes& lanes, std::size_t index, std::uint32_t exchange, std::uintptr_t base,
-                Exchange* compiled, int peer) {
+                CarriedOperations* compiled, int peer) {
   std::vector<Parcelled> messages;
   if (!lanes.read(checked(lanes, index), exchange, &messages)) return nb::none();
   nb::list found;

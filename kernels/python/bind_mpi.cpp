@@ -1,5 +1,5 @@
-// MPI's non-blocking operations on plain arrays: facts learnt for a kind of arrays, and the operations on
-// them.
+// Operations on plain arrays, MPI's own or programs of the compiled engine: what has been learnt for a kind
+// of arrays, and the operations on them.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
@@ -31,7 +31,8 @@ bool is_away(const std::vector<bool>& away, long peer) {
   return peer >= 0 && peer < static_cast<long>(away.size()) && away[static_cast<std::size_t>(peer)];
 }
 
-// One of MPI's operations, with the arguments that are the same for all arrays.
+// One operation, with the arguments that are the same for all arrays: which of MPI's functions, or which
+// program, does it is learnt for each kind.
 class Operation {
  public:
   Operation(const Library& library, std::uintptr_t post, int send_at, int recv_at, int request_at,
@@ -41,7 +42,8 @@ class Operation {
         in_place_(in_place),
         away_(std::move(away)) {}
 
-  // See hybridcomp/collectives/operations/fast_path.py, as for the other methods.
+  // See hybridcomp/collectives/fast_path_cache.py for this and what it has learnt, operations/fast_path.py
+  // for the others.
   void learn(nb::handle send, nb::handle recv, nb::object note, const std::vector<std::uint64_t>& arguments,
              const engine::ProgramHandle* program, std::size_t alignment) {
     Arrays arrays;
@@ -651,7 +653,7 @@ void bind_mpi(nb::module_& m) {
       .def_ro("run", &Flight::run)
       .def_ro("request", &Flight::request)
       .def_ro("began", &Flight::began);
-  nb::class_<Operation>(m, "MpiOperation")
+  nb::class_<Operation>(m, "LearntOperation")
       .def(nb::init<const Library&, std::uintptr_t, int, int, int, bool, std::string, double,
                     std::vector<bool>>(),
            "library"_a, "post"_a, "send_at"_a, "recv_at"_a, "request_at"_a, "in_place"_a, "name"_a,

@@ -57,7 +57,7 @@ NB_MODULE(_kernels, m) {
   bind_ending(m);
   bind_engine(m);
   bind_lanes(m);
-  bind_exchange(m);
+  bind_carried_operations(m);
   bind_lattice(m);
   bind_lowrank(m);
   bind_memory(m);

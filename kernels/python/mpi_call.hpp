@@ -22,7 +22,7 @@
 namespace hybridcomp {
 
 constexpr int kSpins = 12;         // looks before the thread gives way
-constexpr double kWaiting = 5e-3;  // seconds until the engine takes over
+constexpr double kWaiting = 5e-3;  // seconds until Python waits, with the progress engine
 constexpr double kMoving =
     0.1;  // the same for a program that moves: Python has nothing to do for it but to wait
 constexpr engine::Pace kPace{.yielding = 300e-6, .least = 20e-6, .most = 1e-3, .share = 1.0 / 16};

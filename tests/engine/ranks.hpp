@@ -120,11 +120,8 @@ struct Case {
 class Flight;
 
 struct Rank {
-  explicit Rank(const Mpi& mpi) : engine(mpi) {
-    engine.on_news = [this] { news.fetch_add(1); };
-  }
+  explicit Rank(const Mpi& mpi) : engine(mpi) {}
   Engine engine;
-  std::atomic<int> news = 0;
   Arena arena;  // memory that other ranks see, once there is one
 
   // Operations that ask for steps: a thread that waits for one computes those of all, one at a time.

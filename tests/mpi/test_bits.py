@@ -18,8 +18,8 @@ import torch
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.algorithms.selection import OPERATIONS, refusal
-from hybridcomp.schedules.registry import ALGORITHMS
+from hybridcomp.collectives.algorithms.selection import refusal
+from hybridcomp.schedules.registry import ALGORITHMS, SELECTABLE
 from tests.codecs.common import SPECS, with_specials
 from tests.mpi.conftest import WORLD, communicator, gaussian, identical, step_by_step, verdict
 from tests.mpi.hosts import Hosts
@@ -83,7 +83,7 @@ def ways(comm: hc.Communicator, op: str, spec: str, done: set[tuple[str, str, st
     return [None] if spec == "none" and new else list(new)
 
 
-@pytest.mark.parametrize("op", OPERATIONS)
+@pytest.mark.parametrize("op", SELECTABLE)
 def test_every_codec_by_every_algorithm(op):
     if WORLD.size == 1:
         return

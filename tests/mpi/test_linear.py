@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import hybridcomp as hc
 from hybridcomp.arrays import Flat, flatten
-from hybridcomp.codecs.linear.base import FOLDS, Reduced, Reduction, Round, Terms, reduce_all
+from hybridcomp.codecs.linear.base import UFUNCS, Reduced, Reduction, Round, Terms, reduce_all
 from hybridcomp.codecs.linear.lattice import LatticeCodec
 from hybridcomp.collectives import starting
 from hybridcomp.errors import CodecMismatchError
@@ -204,12 +204,12 @@ def test_the_engine_sums_integers_by_every_algorithm(both, monkeypatch, dtype):
     for algorithm in algorithms(topology, "none"):
         comm.session._chooser._forced = {"all_reduce": algorithm}
         comm.session._chooser._choices.clear()
-        for op in FOLDS if dtype.startswith("u") else ("sum",):
+        for op in UFUNCS if dtype.startswith("u") else ("sum",):
             for n in (1, 130, 10_001):
                 array = integers(n, dtype, WORLD.rank)
                 rounds[:] = [Round(array, op)]
                 comm.Allreduce(MPI.IN_PLACE, np.zeros(8, np.float32), codec="lattice")
-                want = functools.reduce(FOLDS[op], [integers(n, dtype, q) for q in range(WORLD.size)])
+                want = functools.reduce(UFUNCS[op], [integers(n, dtype, q) for q in range(WORLD.size)])
                 if array.tobytes() != want.tobytes():
                     wrong.append((algorithm, op, n))
     verdict(not wrong, str(wrong))

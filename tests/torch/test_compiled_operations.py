@@ -25,7 +25,7 @@ class Rank:
     ) -> None:
         ranks = len(topology.hosts)
         self.rank = rank
-        self.exchange = kernels().Exchange(
+        self.carried = kernels().CarriedOperations(
             rank, [False] * ranks, topology.away(rank), kernels().SharedBlocks()
         )
         schedules = Schedules(topology, rank, None)
@@ -34,9 +34,9 @@ class Rank:
         key = OperationKey.of("all_reduce", Choice(get_codec(codec), None, ""), dtype, (data.size,))
         self.send = data.copy()
         self.result = self.send if in_place else np.empty_like(data)
-        self.run = self.exchange.start(
+        self.run = self.carried.start(
             programs.find(key),
-            self.exchange.reserve(),
+            self.carried.reserve(),
             kernels().address(self.send),
             kernels().address(self.result),
             None,
@@ -50,18 +50,18 @@ def carry(ranks: list[Rank]) -> int:
     exchanges, kept = 0, []
     while True:
         for rank in ranks:
-            rank.exchange.run()
+            rank.carried.run()
         if all(rank.run.done() for rank in ranks):
             return exchanges
         exchanges += 1
-        bytes_of = [rank.exchange.collect() for rank in ranks]
+        bytes_of = [rank.carried.collect() for rank in ranks]
         sent = []
         for rank, (counts, _) in zip(ranks, bytes_of, strict=True):
             outs = [np.empty(n, np.uint8) for n in counts]
             for peer, out in enumerate(outs):
                 if out.size:
-                    rank.exchange.pack(peer, out, out.size)
-            rank.exchange.sent()
+                    rank.carried.pack(peer, out, out.size)
+            rank.carried.sent()
             sent.append(outs)
         for rank, (_, most) in zip(ranks, bytes_of, strict=True):
             for peer, outs in enumerate(sent):
@@ -69,7 +69,7 @@ def carry(ranks: list[Rank]) -> int:
                 kept.append(got)  # messages are read where they are
                 assert got.size <= most[peer]
                 if got.size:
-                    assert rank.exchange.unpack(peer, got) is None
+                    assert rank.carried.unpack(peer, got) is None
 
 
 @pytest.mark.parametrize("codec", ["none", "int8:block=128", "exponent", "topk:ratio=0.2"])
@@ -98,11 +98,11 @@ def first_exchange() -> tuple[list[Rank], np.ndarray]:
     data = np.arange(1000, dtype=np.float32)
     ranks = [Rank(Topology((0, 1)), r, "int8:block=128", data, in_place=False) for r in range(2)]
     for rank in ranks:
-        rank.exchange.run()
-    counts, _ = ranks[0].exchange.collect()
+        rank.carried.run()
+    counts, _ = ranks[0].carried.collect()
     out = np.empty(counts[1], np.uint8)
-    ranks[0].exchange.pack(1, out, out.size)
-    ranks[1].exchange.collect()
+    ranks[0].carried.pack(1, out, out.size)
+    ranks[1].carried.collect()
     return ranks, out
 
 
@@ -114,8 +114,8 @@ def test_other_bytes_for_compiled_operations_are_refused_or_are_messages(data: s
     if raw.size:
         for at in data.draw(st.lists(st.integers(0, min(raw.size, 80) - 1), max_size=4)):
             raw[at] = data.draw(st.integers(0, 255))
-    ranks[1].exchange.unpack(0, raw)
-    ranks[1].exchange.run()  # a damaged message fails the operation, and reads nothing else
+    ranks[1].carried.unpack(0, raw)
+    ranks[1].carried.run()  # a damaged message fails the operation, and reads nothing else
     failure = ranks[1].run.failure()
     assert ranks[1].run.done() == (failure is not None)
     if raw.tobytes() == out.tobytes():
@@ -124,22 +124,22 @@ def test_other_bytes_for_compiled_operations_are_refused_or_are_messages(data: s
 
 def test_a_compiled_operation_refuses_what_it_does_not_expect() -> None:
     ranks, out = first_exchange()
-    assert ranks[1].exchange.unpack(0, out[:16].copy()) == (
+    assert ranks[1].carried.unpack(0, out[:16].copy()) == (
         False,
         "a table of tag 0 and 1 messages in 16 bytes",
     )
     below = out.copy()
     below[16:24] = 128  # of the first message: no number may overflow
-    unlike, why = ranks[1].exchange.unpack(0, below)
+    unlike, why = ranks[1].carried.unpack(0, below)
     assert not unlike
     assert "a message of tag -9187" in why
     again = out.copy()
-    assert ranks[1].exchange.unpack(0, out) is None
-    unlike, why = ranks[1].exchange.unpack(0, again)
+    assert ranks[1].carried.unpack(0, out) is None
+    unlike, why = ranks[1].carried.unpack(0, again)
     assert unlike
     assert "rank 1 expects none" in why
     for rank in ranks:
-        rank.exchange.abandon()
+        rank.carried.abandon()
         assert rank.run.failure() is not None
 
 
@@ -148,14 +148,14 @@ def test_an_operation_given_up_gives_its_memory_back() -> None:
     blocks = kernels().SharedBlocks()
     taken = []
     for _ in range(3):
-        exchange = kernels().Exchange(0, [False, False], [False, True], blocks)
+        carried = kernels().CarriedOperations(0, [False, False], [False, True], blocks)
         programs = Programs(kernels().engine_group(0, 0, 2, True), Schedules(Topology((0, 1)), 0, None))
         data = np.ones(1 << 20, np.float32)
         key = OperationKey.of("all_reduce", Choice(get_codec("int8"), None, ""), DType.FLOAT32, (data.size,))
         place = kernels().address(data)
-        run = exchange.start(programs.find(key), exchange.reserve(), place, place, None, data, False)
-        exchange.run()
-        exchange.abandon()
+        run = carried.start(programs.find(key), carried.reserve(), place, place, None, data, False)
+        carried.run()
+        carried.abandon()
         assert run.failure() is not None
         taken.append(blocks.held)
     assert taken == [0, 0, 0]

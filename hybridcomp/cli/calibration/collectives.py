@@ -21,12 +21,11 @@ from hybridcomp.cli.calibration.ranks import agreed
 from hybridcomp.cli.calibration.timing import communicator, prepared, repeat
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives import Communicator
-from hybridcomp.collectives.algorithms.selection import OPERATIONS as SELECTABLE
 from hybridcomp.perfmodel import Curve, MpiCurves, Profile, Setting, fitting
 from hybridcomp.perfmodel.curves import OPERATIONS, bus_factor, fit_curve
 from hybridcomp.perfmodel.fitting import CHUNK, Timing
 from hybridcomp.perfmodel.mpi import MPI as MPI_OWN
-from hybridcomp.schedules.registry import ALGORITHMS, find
+from hybridcomp.schedules.registry import ALGORITHMS, SELECTABLE, find
 from hybridcomp.schedules.topology import Topology
 
 # Operation, algorithm, codec; a quick calibration has the first few.

@@ -40,7 +40,7 @@ from hybridcomp.codecs.registry import get_codec
 from hybridcomp.device import DeviceArray, Event, Queue
 
 Array = npt.NDArray[Any]
-FOLDS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "or": np.bitwise_or}
+UFUNCS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "or": np.bitwise_or}
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +244,6 @@ def reduce_all(
         for same in zip(*(each.together for each in rounds), strict=True):
             total = same[0].array.copy()
             for later in same[1:]:
-                FOLDS[later.op](total, later.array, out=total)
+                UFUNCS[later.op](total, later.array, out=total)
             for one in same:
                 one.array[...] = total

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hybridcomp.arrays import DType
 from hybridcomp.codecs import Codec
-from hybridcomp.collectives.algorithms.selection import OPERATIONS, Chooser, refusal
+from hybridcomp.collectives.algorithms.selection import Chooser, refusal
 from hybridcomp.policy import Choice
 from hybridcomp.schedules import registry
 from hybridcomp.schedules.layout import REDUCTIONS, layout
@@ -38,7 +38,7 @@ class OperationKey(NamedTuple):
         dtype: dtype of the caller's elements.
         counts: element counts, as in :class:`~hybridcomp.schedules.schedule.Operation`; a rank may say 0 where it has
             no part. For an all-to-all they follow from ``sends`` and ``receives``.
-        reduction: kind of reduction: ``"sum"``, ``"avg"``, or ``""`` for all that the engine does not do.
+        reduction: kind of reduction: ``"sum"``, ``"avg"``, or ``""`` for all others, some of which are a ``fold``.
         feedback: form of the error feedback; None if the operation has none.
         root: root rank of operations that have one.
         fold: name in :data:`FOLDS` of an all-reduce of elements as they are,
@@ -138,7 +138,7 @@ class Schedules:
         if self._chooser is None:
             return self._levelled(key), _UNCUT
         unlike = key.sends is not None or key.receives is not None
-        if key.kind not in OPERATIONS or (unlike and not self.spares_network(key)):
+        if key.kind not in registry.SELECTABLE or (unlike and not self.spares_network(key)):
             return "direct", CHUNK_BYTES
         chosen = self._chooser.choose(
             key.kind,

@@ -26,7 +26,6 @@ from hybridcomp.schedules.registry import (
 )
 from hybridcomp.schedules.topology import Topology
 
-OPERATIONS = SELECTABLE
 _BETWEEN = "\x1f"  # which no printable text has
 
 
@@ -103,7 +102,7 @@ class Chooser:
         Arrays on a device have the same, and so the same bits.
 
         Args:
-            op: one of :data:`OPERATIONS`.
+            op: one of :data:`SELECTABLE`.
             nbytes: bytes of the whole buffer, uncompressed.
             dtype: dtype of the buffer's elements.
             codec: codec that carries the buffer.
@@ -183,7 +182,7 @@ def own_settings() -> str:
         chunk = variables.CHUNK_BYTES.read()
         others = [
             f"{op}={one.name}={package_of(one)}"
-            for op in OPERATIONS
+            for op in SELECTABLE
             for one in added(op)
             if one.formula is not None
         ]
@@ -206,7 +205,7 @@ def chooser(topology: Topology, settings: str) -> Chooser:
     profile, forced, chunk, told = _parsed(settings)
     others: dict[str, list[str]] = {}
     for op, name, package in told:
-        found = lookup(op, name) if op in OPERATIONS else None
+        found = lookup(op, name) if op in SELECTABLE else None
         mine = "no such algorithm" if found is None else f"that of {package_of(found)}"
         if found is None or package_of(found) != package:
             raise ConfigError(
@@ -238,6 +237,6 @@ def _check_algorithms(forced: Mapping[str, str]) -> None:
         ConfigError: it names no such operation or algorithm.
     """
     for op, name in forced.items():
-        if op not in OPERATIONS or lookup(op, name) is None:
-            allowed = "; ".join(f"{one}={'|'.join(ALGORITHMS[one])}" for one in OPERATIONS)
+        if op not in SELECTABLE or lookup(op, name) is None:
+            allowed = "; ".join(f"{one}={'|'.join(ALGORITHMS[one])}" for one in SELECTABLE)
             raise variables.ALGORITHM.wrong(f"{op}={name}", f"separated by commas, {allowed}")

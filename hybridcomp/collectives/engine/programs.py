@@ -237,8 +237,8 @@ def running(
         handle = program.handle
     if codec is not None and codec is not carrier.codec:
         handle = at_step(program, carrier.codec, carrier.dtype)
-    exchange = carrier.transport.exchange
-    run = started(handle, send, recv, START_SECONDS, first=first, memory=memory, exchange=exchange)
+    carried = carrier.transport.compiled
+    run = started(handle, send, recv, START_SECONDS, first=first, memory=memory, carried=carried)
     return awaited(run, carrier) if steps is None else _stepped(steps, run, carrier)
 
 
@@ -256,7 +256,7 @@ def started(
     first: int = 0,
     memory: Memory | JoinedMemory | None = None,
     envelope: tuple[int, int] | None = None,
-    exchange: Any = None,
+    carried: Any = None,
 ) -> Any:
     """Start a compiled program on two arrays in host memory.
 
@@ -267,7 +267,7 @@ def started(
         first: first of the message numbers that its group has reserved for the run.
         memory: error-feedback memory, whose step has begun; None for none.
         envelope: peer and tag of a framed message; else None.
-        exchange: the compiled module's ``Exchange`` that carries its messages; None where MPI does.
+        carried: the compiled module's ``CarriedOperations`` that it is one of; None where MPI carries its messages.
 
     Returns:
         The compiled module's ``EngineRun``.
@@ -279,8 +279,8 @@ def started(
     )
     native_memory = None if memory is None else memory.native
     traced = trace.recorder is not None
-    if exchange is not None:
-        return exchange.start(handle, first, *begins, native_memory, (send, recv, memory), traced)
+    if carried is not None:
+        return carried.start(handle, first, *begins, native_memory, (send, recv, memory), traced)
     return module.engine_start(
         handle, first, *begins, native_memory, (send, recv, memory), seconds, traced, envelope
     )

@@ -29,7 +29,7 @@ from hybridcomp.collectives.data_path.framing import encoded
 from hybridcomp.collectives.datatypes import BY_HANDLE
 from hybridcomp.collectives.engine.messages import received
 from hybridcomp.collectives.engine.programs import awaited, ended
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.fast_path_cache import CODEC, Key, Kind
@@ -60,11 +60,11 @@ class FastPath:
     """
 
     def __init__(self, session: Session) -> None:
-        """Set up the path of a communicator; :meth:`reconsider` opens it."""
+        """Set up the path of a communicator; its :class:`.PassThrough` opens it, and does so anew after changes."""
         self._session = session
         self._learnt = session.learnt
         self._operations = session.learnt.operations
-        self._engine = engine.engine()
+        self._engine = progress.engine()
         self._rank, self._size = session.rank, session.size
         self.met = session.message_transport.contacts.met
         self._flight = kernels().Flight
@@ -96,7 +96,7 @@ class FastPath:
             return False
         if notices is not None and (notices.troubled or notices.belated):
             return False
-        if trace.recorder is not None:
+        if trace.recorder is not None or session.on_start is not None:
             return False
         operation = self._operations.get(key)
         if operation is None or session.step != self._learnt.step:
@@ -129,7 +129,7 @@ class FastPath:
         op: Any = None,
         peer: int | None = None,
         status: MPI.Status | None = None,
-    ) -> engine.Request | None:
+    ) -> progress.Request | None:
         """Start an operation, without waiting for it; None if it must take the usual way.
 
         Args:
@@ -156,7 +156,7 @@ class FastPath:
             operation = self._learnt.find(key, session.step)
         flight = self._flight()
         number = 1 + (session.started if peer is None else session.messages)
-        request = engine.Request(
+        request = progress.Request(
             self._engine,
             self._flown((flight, arguments if peer is None else arguments[0], peer, status)),
             (key[0], number, self._axis, self._rank, self._size),
@@ -198,7 +198,7 @@ class FastPath:
         codec = key[CODEC]
         if self.messages_waiting or (codec is not None and not _is_key(codec)):
             return False
-        if trace.recorder is not None:
+        if trace.recorder is not None or session.on_start is not None:
             return False
         operation = self._operations.get(key)
         if operation is None or session.step != self._learnt.step:
@@ -303,7 +303,7 @@ class FastPath:
             requests[0] = posted_late(self._session, requests[0], first[1], first[2], tag, first[3])
         wait_for(requests, None)
 
-    def _hand_over(self, left: list[_Left]) -> list[engine.Request]:
+    def _hand_over(self, left: list[_Left]) -> list[progress.Request]:
         """Make requests of the operations left, with which the engine goes on even if a signal's handler raises."""
         requests = []
         with deferral:

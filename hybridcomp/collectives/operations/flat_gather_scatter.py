@@ -18,7 +18,7 @@ from hybridcomp.collectives.buffers import elements, part
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
-from hybridcomp.collectives.memory import copied, overlap, same_memory, together
+from hybridcomp.collectives.memory import copied, on_device, overlap, same_memory
 from hybridcomp.collectives.session import MANY, Session
 from hybridcomp.collectives.starting import Operands
 from hybridcomp.collectives.stats import Call
@@ -37,7 +37,7 @@ def allgather(
 ) -> Request:
     """Start an all-gather of every rank's ``send`` into ``recv``."""
     p, n = session.size, send.size
-    device = together(send, recv)
+    device = on_device(send, recv)
     if recv.size != p * n:
         raise ValueError(f"all_gather of {n} elements from {p} ranks needs room for {p * n}, not {recv.size}")
     own = slice(session.rank * n, (session.rank + 1) * n)
@@ -70,7 +70,7 @@ def bcast(
 ) -> Request:
     """Start a broadcast of ``buf`` from ``root``."""
     session.check_rank(root, "root")
-    device = together(buf)
+    device = on_device(buf)
     choice = session.choose("broadcast", buf, name, phase, codec)
     down = len(family(root, session.rank, session.size)[1])
     about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": name}
@@ -98,7 +98,7 @@ def allgatherv(
     codec: CodecLike,
 ) -> Request:
     """Start an all-gather of every rank's ``send`` into its part of ``recv``."""
-    device = together(send, recv)
+    device = on_device(send, recv)
     start, n = extents[session.rank]
     if send.size != n:
         raise ValueError(f"rank {session.rank} sends {send.size} elements; its count is {n}")
@@ -139,7 +139,7 @@ def gather(
     session.check_rank(root, "root")
     at_root = session.rank == root
     equal = extents is None
-    device = together(send, recv)
+    device = on_device(send, recv)
     if extents is None:
         extents = following([send.size] * session.size)
     if recv is not None:
@@ -193,7 +193,7 @@ def scatter(
     """
     session.check_rank(root, "root")
     equal = extents is None
-    device = together(send, recv)
+    device = on_device(send, recv)
     if extents is None:
         extents = following([recv.size] * session.size)
     if send is not None:
@@ -254,7 +254,7 @@ def alltoallv(
             f"all_to_all: rank {session.rank} sends {outgoing[session.rank][1]} elements to itself, and receives "
             f"{incoming[session.rank][1]}: these must be equal"
         )
-    device = together(send, recv)
+    device = on_device(send, recv)
     in_place = send is recv
     away = sum(n for q, (_, n) in enumerate(outgoing) if q != session.rank) * send.dtype.itemsize
     total = MANY if largest is None else largest * session.size

@@ -22,7 +22,7 @@ from hybridcomp.collectives.engine.messages import MessagePrograms, receiving, s
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.execution.steps import Steps
-from hybridcomp.collectives.memory import together
+from hybridcomp.collectives.memory import on_device
 from hybridcomp.collectives.session import Session
 from hybridcomp.collectives.starting import Operands
 from hybridcomp.device import DeviceArray
@@ -55,7 +55,7 @@ def send(
         frame: whether to encode the message whatever the policy says.
     """
     session.check_rank(dest, "dest")
-    device = together(data)
+    device = on_device(data)
     choice = choose_send(session, data, name, phase, codec)
     framed = frame or choice.compresses
     call = session.new_call("send", choice, data.nbytes, data.nbytes, peer=dest)
@@ -108,7 +108,7 @@ def recv(
     status = MPI.Status() if status is None else status
     call = session.new_plain_call("recv", out.nbytes, 0)
     t = session.message_transport
-    device = together(out)
+    device = on_device(out)
     if not may_be_encoded(session, out.dtype, codec):
         return session.start_native(
             lambda _, r, ticket, events: native(
@@ -147,7 +147,7 @@ def recv_drawn(session: Session, message: Drawn, out: Flat, status: MPI.Status) 
     """Start to receive a message that a probe has taken from MPI."""
     call = session.new_plain_call("recv", out.nbytes, 0)
     t = session.message_transport
-    device = together(out)
+    device = on_device(out)
     carrier = Carrier(t, NONE, out.dtype, call)
 
     def steps(_: Any, r: Any) -> Steps:

@@ -25,7 +25,7 @@ from hybridcomp.collectives.execution.mpi_collectives import (
 )
 from hybridcomp.collectives.execution.mpi_ops import fold_of, same_on_all
 from hybridcomp.collectives.execution.progress import Request
-from hybridcomp.collectives.memory import copied, overlap, same_memory, together
+from hybridcomp.collectives.memory import copied, on_device, overlap, same_memory
 from hybridcomp.collectives.operations.flat_parts import allreduce_encoded, remembering
 from hybridcomp.collectives.session import Op, Session
 from hybridcomp.collectives.starting import Operands
@@ -103,7 +103,7 @@ def allreduce(
             summed.
     """
     p = session.size
-    device = together(send, recv)
+    device = on_device(send, recv)
     if overlap(send, recv) and not same_memory(send.data, recv.data):
         send = copied(send)
     choice = choose_sum(session, "all_reduce", recv, op, name, phase, codec)
@@ -146,7 +146,7 @@ def reduce_scatter_block(
 ) -> Request:
     """Start a reduce-scatter of equal blocks: rank r gets block r of the sum of ``send`` in ``recv``."""
     p = session.size
-    device = together(send, recv)
+    device = on_device(send, recv)
     if send.size != p * recv.size:
         raise ValueError(
             f"reduce_scatter of {send.size} elements on {p} ranks needs {send.size / p:g}, not {recv.size}"
@@ -193,7 +193,7 @@ def reduce_scatter(
         )
     if len(set(counts)) == 1:
         return reduce_scatter_block(session, send, recv, op, name, phase, codec)
-    device = together(send, recv)
+    device = on_device(send, recv)
     if overlap(send, recv) or not recv.size:  # MPI checks the address of an empty buffer, too
         send = copied(send)
     choice = choose_sum(session, "reduce_scatter", send, op, name, phase, codec)
@@ -231,7 +231,7 @@ def reduce(
     """Start a reduction to ``root``; elsewhere ``recv`` is not used."""
     session.check_rank(root, "root")
     recv = recv if session.rank == root else None
-    device = together(send, recv)
+    device = on_device(send, recv)
     if recv is not None and overlap(send, recv) and not same_memory(send.data, recv.data):
         send = copied(send)
     about = {"count": send.size, "dtype": send.dtype, "reduction": op, "root": root}

@@ -19,7 +19,7 @@ from hybridcomp.collectives.buffers import (
 )
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.datatypes import ForeignBufferError
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.fast_path_cache import ForOnceError, Key, Kind
 from hybridcomp.collectives.memory import copied
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
@@ -111,7 +111,7 @@ def start_allgather(
     phase: str | None = None,
     codec: CodecLike = None,
     algorithm: str | None = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Iallgather` as an operation without an MPI request."""
     key = ("all_gather", 0, name, phase, codec, algorithm)
     request = comm.fast_path.begun(key, _gather_scatter, (sendbuf, recvbuf))
@@ -183,7 +183,7 @@ def start_allgatherv(
     name: str | None = None,
     phase: str | None = None,
     codec: CodecLike = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Iallgatherv` as an operation without an MPI request."""
     try:
         recv, extents = parse_vector(recvbuf, comm.session.size, writable=True)
@@ -247,7 +247,7 @@ def Ialltoall(
 @told
 def _alltoall(
     comm: Operates, sendbuf: Buffer, recvbuf: Buffer, name: str | None, phase: str | None, codec: CodecLike
-) -> engine.Request:
+) -> progress.Request:
     key = ("all_to_all", 0, name, phase, codec, None)
     request = comm.fast_path.begun(key, _gather_scatter, (sendbuf, recvbuf))
     if request is not None:
@@ -323,7 +323,7 @@ def start_alltoallv(
     name: str | None = None,
     phase: str | None = None,
     codec: CodecLike = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Ialltoallv` as an operation without an MPI request."""
     try:
         recv, incoming = parse_vector(recvbuf, comm.session.size, writable=True)
@@ -352,7 +352,7 @@ def Ialltoallw(comm: Operates, sendbuf: Buffer, recvbuf: Buffer) -> Request:
 
 
 @told
-def _alltoallw(comm: Operates, sendbuf: Buffer, recvbuf: Buffer) -> engine.Request:
+def _alltoallw(comm: Operates, sendbuf: Buffer, recvbuf: Buffer) -> progress.Request:
     return comm.session.start_foreign("all_to_all", lambda: comm.session.mpi.Ialltoallw(sendbuf, recvbuf))
 
 
@@ -407,7 +407,7 @@ def start_bcast(
     phase: str | None = None,
     codec: CodecLike = None,
     algorithm: str | None = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Ibcast` as an operation without an MPI request."""
     key = ("broadcast", root, name, phase, codec, algorithm)
     request = comm.fast_path.begun(key, _gather_scatter, (buf, buf))
@@ -446,7 +446,7 @@ def Ibarrier(comm: Operates) -> Request:
     return Request(start_barrier(comm))
 
 
-def start_barrier(comm: Operates) -> engine.Request:
+def start_barrier(comm: Operates) -> progress.Request:
     """Start :meth:`Ibarrier` as an operation without an MPI request."""
     request = comm.fast_path.begun(_BARRIER, _barriers)
     return flat_reductions.barrier(comm.session) if request is None else request

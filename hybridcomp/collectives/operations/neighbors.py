@@ -23,9 +23,9 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.data_path.neighbors import Block, exchange
 from hybridcomp.collectives.datatypes import ForeignBufferError
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.execution.mpi_collectives import native
-from hybridcomp.collectives.memory import copied, overlap, together
+from hybridcomp.collectives.memory import copied, on_device, overlap
 from hybridcomp.collectives.operations.flat_gather_scatter import raw_parts
 from hybridcomp.collectives.operations.uncompressed import Operates, told
 from hybridcomp.collectives.requests import Request, stored
@@ -213,7 +213,7 @@ def Ineighbor_alltoallw(comm: HasNeighbors, sendbuf: Buffer, recvbuf: Buffer) ->
 
 
 @told
-def _alltoallw_of_neighbors(comm: HasNeighbors, sendbuf: Buffer, recvbuf: Buffer) -> engine.Request:
+def _alltoallw_of_neighbors(comm: HasNeighbors, sendbuf: Buffer, recvbuf: Buffer) -> progress.Request:
     post = comm.neighborhood.comm.Ineighbor_alltoallw
     return comm.session.start_foreign("neighbor_alltoallw", lambda: post(sendbuf, recvbuf))
 
@@ -248,7 +248,7 @@ def _begin_among(comm: HasNeighbors, of: _Exchange) -> Request:
 
 
 @told
-def _start_among(comm: HasNeighbors, of: _Exchange) -> engine.Request:
+def _start_among(comm: HasNeighbors, of: _Exchange) -> progress.Request:
     rules, equal, sendbuf, recvbuf, name, phase, codec = of
     sources, destinations = comm.neighborhood.ranks
     post, op = _post(comm, of), f"neighbor_{rules.replace('_', '')}"
@@ -296,9 +296,9 @@ def _move_by_mpi(
     outgoing: Sequence[Block],
     recv: Flat,
     incoming: Extents,
-) -> engine.Request:
+) -> progress.Request:
     """Start an exchange that is MPI's, since other ranks give MPI their buffers as they are."""
-    device = together(send, recv)
+    device = on_device(send, recv)
     if overlap(send, recv):
         send = copied(send)
     call = comm.session.new_call(op, choice, send.nbytes, _sent(outgoing, send), dtype=send.dtype)
@@ -319,7 +319,7 @@ def _exchange(
     outgoing: Sequence[Block],
     recv: Flat,
     extents: Extents,
-) -> engine.Request:
+) -> progress.Request:
     """Start an exchange whose blocks are messages that say what they are.
 
     Args:
@@ -331,7 +331,7 @@ def _exchange(
     """
     if not send.dtype.is_float:
         choice = Choice(NONE, None, f"blocks of {send.dtype.label} are not compressed")
-    device = together(send, recv)
+    device = on_device(send, recv)
     if overlap(send, recv):
         send = copied(send)
     sources, _ = comm.neighborhood.ranks

@@ -16,7 +16,7 @@ from hybridcomp.arrays import is_torch
 from hybridcomp.collectives.buffers import Spec, check, datatype_of, in_memory, parse, units
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.datatypes import BY_HANDLE, ForeignBufferError
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.fast_path_cache import Key, Kind
 from hybridcomp.collectives.memory import copied
 from hybridcomp.collectives.operations import flat_p2p
@@ -151,7 +151,7 @@ def start_send(
     phase: str | None = None,
     codec: CodecLike = None,
     mode: str = "Isend",
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Isend` as an operation without an MPI request."""
     if mode == "Isend" and dest in comm.fast_path.met:
         key = ("send", 0, name, phase, codec)
@@ -251,11 +251,11 @@ def start_recv(
     tag: int,
     codec: CodecLike = None,
     status: MPI.Status | None = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Irecv` as an operation without an MPI request."""
     session, given = comm.session, MPI.Status() if status is None else status
 
-    def post() -> engine.Request:
+    def post() -> progress.Request:
         if _may_receive(session, source):
             # Whatever the size: the waiting caller may not learn whether compressed data came.
             key = ("recv", 1, None, None, codec)
@@ -381,7 +381,7 @@ def _sendrecv_replace(
     recvtag: int,
     codec: CodecLike,
     status: MPI.Status | None,
-) -> list[engine.Request]:
+) -> list[progress.Request]:
     if comm.session.unexpected is not None and dest == MPI.PROC_NULL:
         return [start_recv(comm, buf, source, recvtag, codec, status)]
     try:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from hybridcomp.arrays import DType, DTypeLike, Flat, as_dtype
 from hybridcomp.collectives.buffers import datatype, raw, typed
 from hybridcomp.collectives.choices import CodecLike
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.execution.mpi_collectives import native, reduces_directly
 from hybridcomp.collectives.execution.mpi_ops import same_on_all
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
@@ -39,13 +39,13 @@ class Plan:
     """
 
     def __init__(
-        self, send: Array, recv: Array, begin: Callable[[], engine.Request], release: Callable[[], None]
+        self, send: Array, recv: Array, begin: Callable[[], progress.Request], release: Callable[[], None]
     ):
         self.send = send
         self.recv = recv
         self._begin = begin
         self._release = release
-        self._running: engine.Request | None = None
+        self._running: progress.Request | None = None
         self._freed = False
 
     def start(self) -> Request:
@@ -68,7 +68,7 @@ class Plan:
             self._freed = True
             self._release()
 
-    def _start(self) -> engine.Request:
+    def _start(self) -> progress.Request:
         self._idle()
         if self._freed:
             raise RuntimeError("the plan has been freed")
@@ -207,7 +207,7 @@ def _persistent(
         request.Start()
         return request
 
-    def begin() -> engine.Request:
+    def begin() -> progress.Request:
         call: Call = session.new_call(op, choice, nbytes, sent, count=send.size, dtype=send.dtype)
         return session.start_native(
             lambda _s, _r, ticket, events: native(post, ticket, events), call, Operands()
@@ -216,7 +216,7 @@ def _persistent(
     return Plan(send, recv, begin, request.Free)
 
 
-def _plan(send: Array, recv: Array, begin: Callable[[], engine.Request]) -> Plan:
+def _plan(send: Array, recv: Array, begin: Callable[[], progress.Request]) -> Plan:
     return Plan(send, recv, begin, lambda: None)
 
 

@@ -20,7 +20,7 @@ from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.data_path.framing import encoded
 from hybridcomp.collectives.data_path.unexpected import Drawn, Unexpected
 from hybridcomp.collectives.datatypes import ForeignBufferError
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.failure.watchdog import inside_mpi, watched
 from hybridcomp.collectives.operations import flat_p2p
 from hybridcomp.collectives.packing import unpack
@@ -48,7 +48,7 @@ def Iprobe(
     comm: HasSession, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
 ) -> bool:
     """Tell whether a message is here; ``status`` tells what its receive will give."""
-    engine.engine().check_process("probe")
+    progress.engine().check_process("probe")
     with _watched(comm.session):
         return _probed(comm.session, source, tag, status)
 
@@ -67,7 +67,7 @@ def Improbe(
     comm: HasSession, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: MPI.Status | None = None
 ) -> MPI.Message | None:
     """Match a message and return it as :meth:`Mprobe` does, if one is here."""
-    engine.engine().check_process("probe")
+    progress.engine().check_process("probe")
     with _watched(comm.session):
         return _matched(comm.session, source, tag, status)
 
@@ -232,7 +232,7 @@ def _watched(session: Session) -> AbstractContextManager[Any]:
 
 
 def _poll(session: Session, ask: Callable[[], Any], source: int) -> Any:
-    engine.engine().check_process("probe")
+    progress.engine().check_process("probe")
     began = monotonic()
     while True:
         for _ in range(20):
@@ -246,7 +246,7 @@ def _poll(session: Session, ask: Callable[[], Any], source: int) -> Any:
                 f"probe on axis {session.axis!r}, rank {session.rank} of {session.size}: no message from {who} within "
                 f"{session.timeout:g} s"
             )
-        engine.engine().poll()
+        progress.engine().poll()
         sleep(_POLL_SECONDS)
 
 
@@ -259,8 +259,8 @@ def start_receive(
     source: int,
     tag: int,
     status: MPI.Status | None,
-    post: Callable[[], engine.Request],
-) -> engine.Request:
+    post: Callable[[], progress.Request],
+) -> progress.Request:
     """Start to receive a message that was looked into; if there is none, start a receive of one that MPI has, or will.
 
     Args:
@@ -283,7 +283,7 @@ def start_receive(
 
 def post_receive(
     session: Session, buf: Any, source: int, tag: int, codec: CodecLike, status: MPI.Status | None
-) -> engine.Request:
+) -> progress.Request:
     """Start to receive a message that MPI has, or will have."""
     try:
         if source == MPI.PROC_NULL:
@@ -304,12 +304,12 @@ def post_receive(
 
 def posted_late(
     session: Session,
-    request: engine.Request,
+    request: progress.Request,
     buf: Any,
     source: int | None,
     tag: int,
     status: MPI.Status | None,
-) -> engine.Request:
+) -> progress.Request:
     """Return the request of a receive that MPI has, or of another one where its message is not MPI's any more."""
     if source is None or not takes_back(session, request):
         return request
@@ -319,12 +319,12 @@ def posted_late(
     )
 
 
-def takes_back(session: Session, request: engine.Request | Request) -> bool:
+def takes_back(session: Session, request: progress.Request | Request) -> bool:
     """Take a receive back from MPI if another thread began to draw messages before MPI had it: look there first."""
     return session.unexpected is not None and not request.done and request.cancel()
 
 
-def start_drawn(session: Session, drawn: Drawn, buf: Any, status: MPI.Status | None) -> engine.Request:
+def start_drawn(session: Session, drawn: Drawn, buf: Any, status: MPI.Status | None) -> progress.Request:
     """Start to receive a message that is no longer MPI's to match.
 
     Args:
@@ -409,7 +409,7 @@ class Message(MPI.Message):
         """Start :meth:`recv`; the message is here."""
         return _Unpickled.of(self)
 
-    def _receive(self, buf: Any, status: MPI.Status | None) -> engine.Request:
+    def _receive(self, buf: Any, status: MPI.Status | None) -> progress.Request:
         session, drawn = self._held()
         request = start_drawn(session, drawn, buf, status)
         self._session = self._drawn = None

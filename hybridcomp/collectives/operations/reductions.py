@@ -29,7 +29,7 @@ from hybridcomp.collectives.buffers import (
 )
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.datatypes import ForeignBufferError
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly, reduction_of
 from hybridcomp.collectives.execution.mpi_ops import fold_of, made_anew, same_on_all
 from hybridcomp.collectives.fast_path_cache import ForOnceError, Key, Kind
@@ -117,7 +117,7 @@ def start_allreduce(
     phase: str | None = None,
     codec: CodecLike = None,
     algorithm: str | None = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Iallreduce` as an operation without an MPI request."""
     key = ("all_reduce", id(op), name, phase, codec, algorithm)
     request = comm.fast_path.begun(key, _sums, (sendbuf, recvbuf), op)
@@ -136,7 +136,7 @@ def _start_allreduce(
     phase: str | None,
     codec: CodecLike,
     algorithm: str | None,
-) -> engine.Request:
+) -> progress.Request:
     """Start an all-reduce that is no single native call."""
     try:
         recv = parse(recvbuf, writable=True)
@@ -201,7 +201,7 @@ def start_reduce_scatter_block(
     phase: str | None = None,
     codec: CodecLike = None,
     algorithm: str | None = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Ireduce_scatter_block` as an operation without an MPI request."""
     key = ("reduce_scatter", id(op), name, phase, codec, algorithm)
     request = comm.fast_path.begun(key, _sums, (sendbuf, recvbuf), op)
@@ -269,7 +269,7 @@ def start_reduce_scatter(
     name: str | None = None,
     phase: str | None = None,
     codec: CodecLike = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Ireduce_scatter` as an operation without an MPI request."""
     flat_reductions.check_operator(op)  # before the ranks tell each other their counts
     in_place = is_in_place(sendbuf)
@@ -367,7 +367,7 @@ def start_reduce(
     phase: str | None = None,
     codec: CodecLike = None,
     algorithm: str | None = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Ireduce` as an operation without an MPI request."""
     try:
         recv = parse(recvbuf, writable=True) if root == comm.session.rank else None

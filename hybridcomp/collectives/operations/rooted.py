@@ -10,7 +10,7 @@ from typing import Any
 from hybridcomp.collectives.buffers import is_in_place, parse, part, same_dtype
 from hybridcomp.collectives.choices import CodecLike
 from hybridcomp.collectives.datatypes import ForeignBufferError
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.operations import flat_gather_scatter
 from hybridcomp.collectives.operations.uncompressed import Operates, brief, told
 from hybridcomp.collectives.requests import Request, stored
@@ -77,7 +77,7 @@ def start_gather(
     name: str | None = None,
     phase: str | None = None,
     codec: CodecLike = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Igather` as an operation without an MPI request."""
     try:
         recv = parse(recvbuf, writable=True, blocks=comm.session.size) if comm.session.rank == root else None
@@ -147,7 +147,7 @@ def _gatherv(
     name: str | None,
     phase: str | None,
     codec: CodecLike,
-) -> engine.Request:
+) -> progress.Request:
     recv = None
     extents = [(0, 0)] * comm.session.size
     try:
@@ -223,7 +223,7 @@ def start_scatter(
     name: str | None = None,
     phase: str | None = None,
     codec: CodecLike = None,
-) -> engine.Request:
+) -> progress.Request:
     """Start :meth:`Iscatter` as an operation without an MPI request."""
     try:
         send = parse(sendbuf, blocks=comm.session.size) if comm.session.rank == root else None
@@ -288,7 +288,7 @@ def _scatterv(
     name: str | None,
     phase: str | None,
     codec: CodecLike,
-) -> engine.Request:
+) -> progress.Request:
     send = None
     extents = [(0, 0)] * comm.session.size
     try:

@@ -23,7 +23,7 @@ from mpi4py import MPI
 from hybridcomp import trace
 from hybridcomp.arrays import DType, is_torch
 from hybridcomp.collectives.choices import CodecLike
-from hybridcomp.collectives.execution import progress as engine
+from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.failure.watchdog import inside_mpi
 from hybridcomp.collectives.fast_path_cache import library
@@ -37,8 +37,8 @@ from hybridcomp.perfmodel.model import BULK_BYTES
 from hybridcomp.pmi.library import address
 from hybridcomp.policy import Message, Policy
 
-# The policy's word for each of MPI's operations that may be passed on. An all-reduce of several ranks is not: all run
-# it by the compiled engine, compressed or not. Nor is a reduce-scatter of unlike parts: it becomes one of like parts.
+# The policy's word for each of MPI's operations that may be passed on. An all-reduce of several ranks is not: the
+# engine runs those of floats, compressed or not. Nor is a reduce-scatter of unlike parts: it becomes one of like parts.
 _NAMES = ("send", "broadcast", "gather", "scatter", "all_gather", "all_to_all", "reduce", "reduce_scatter")
 _new: Callable[..., Request] = MPI.Request.__new__
 _NEVER = 1 << 62  # bytes: more than any message
@@ -307,7 +307,7 @@ class PassThrough:
         peer: int | None,
         status: MPI.Status | None,
         copies: float,
-    ) -> engine.Request:
+    ) -> progress.Request:
         """Start one of MPI's own operations as a request of the engine."""
         session = self.session
         about = {} if peer is None else {"peer": peer}
@@ -328,7 +328,7 @@ class PassThrough:
         return session.start_foreign(op, lambda: t.start(peer, begin), transport=t, peer=peer, call=counted)
 
     @told
-    def _begin_collective(self, op: str, begin: Callable[[], MPI.Request], call: Call) -> engine.Request:
+    def _begin_collective(self, op: str, begin: Callable[[], MPI.Request], call: Call) -> progress.Request:
         return self.session.start_foreign(op, begin, call=call)
 
     def _count_passed(self, op: str, nbytes: int, peer: int | None, copies: float, seconds: float) -> None:

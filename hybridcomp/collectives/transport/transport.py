@@ -24,7 +24,7 @@ class Transport(abc.ABC):
         size: number of ranks.
         away: for each rank, whether it is on another host.
         near: ranks whose messages stay in memory that they share with this one.
-        exchange: the compiled module's ``Exchange`` that carries messages of compiled programs; None where MPI does.
+        compiled: the compiled module's ``CarriedOperations``, whose messages it carries; None where MPI carries them.
         direct: whether it takes device pointers in messages, on every rank.
         joint: device work of the operations whose messages travel together, a
             :class:`~hybridcomp.collectives.device.joint.Joint`; None where each has its own.
@@ -32,7 +32,7 @@ class Transport(abc.ABC):
 
     joint: Any = None
     near: frozenset[int] = frozenset()
-    exchange: Any = None
+    compiled: Any = None
 
     def __init__(
         self, topology: Topology, rank: int, *, direct: bool = False, pool: Pool | None = None

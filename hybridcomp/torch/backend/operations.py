@@ -1,7 +1,7 @@
 """Start torch's collectives on a communicator: each function starts one and returns its work.
 
-``Starter`` stages tensors (:mod:`.staging`), starts the communicator's operation, and says how its results
-return to the tensors. Nothing here waits.
+``Starter`` stages tensors (:mod:`hybridcomp.torch.staging`), starts the communicator's operation, and says how its
+results return to the tensors. Nothing here waits.
 """
 
 from __future__ import annotations

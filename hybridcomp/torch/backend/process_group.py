@@ -2,7 +2,7 @@
 
 A thin adapter: it reads torch's arguments, in the forms of old and new versions (torch 2.13 calls
 ``all_gather_single`` where earlier ones call ``_allgather_base``), and starts :mod:`.operations`. Every method
-returns at once with a work, but for an ``all_reduce`` whose caller would wait, if that is one call of MPI: it is done.
+returns at once with a work, but for an ``all_reduce`` whose caller would wait, if that is one native call: it is done.
 Operations that it cannot offer in any form raise ``NotImplementedError``.
 """
 

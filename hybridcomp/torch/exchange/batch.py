@@ -116,7 +116,10 @@ class _Flying(NamedTuple):
 
 
 class Batch:
-    """A batch of operations; every method but :meth:`add` is called by one thread.
+    """A batch of operations.
+
+    One thread calls its methods, but for :meth:`add`, and :meth:`fail` before the batch starts, which are of the thread
+    that makes it, and :attr:`in_flight`, which is of any.
 
     Attributes:
         transport: transport of its messages.
@@ -130,7 +133,7 @@ class Batch:
         known: dict[Hashable, Known],
         pool: Pool,
         timeout: float,
-        exchange: Any = None,
+        compiled: Any = None,
     ) -> None:
         """Make a batch without operations.
 
@@ -141,10 +144,10 @@ class Batch:
             known: what is known of exchanges, by plan and exchange; added to.
             pool: pool of buffers for messages.
             timeout: seconds that it waits for a device's own work.
-            exchange: the compiled module's ``Exchange``, for operations on host memory; None for none.
+            compiled: the compiled module's ``CarriedOperations``, for operations on host memory; None for none.
         """
         near = () if group.lanes is None else group.lanes.ranks
-        self.transport = BatchTransport(topology, group.rank, pool, group.staging, near, exchange)
+        self.transport = BatchTransport(topology, group.rank, pool, group.staging, near, compiled)
         self._plan, self._group, self._known = plan, group, known
         # Where the host does not wait for an exchange itself, the device's work has it within.
         self._timeout = timeout + group.timeout * self.transport.direct
@@ -180,8 +183,8 @@ class Batch:
     def fail(self, error: BaseException) -> None:
         """End all operations that have not ended, with an error; the other ranks are told in the exchanges left."""
         self._error = self._error or error
-        if self.transport.exchange is not None:
-            self.transport.exchange.abandon()
+        if self.transport.compiled is not None:
+            self.transport.compiled.abandon()
         for operation in self._operations:
             operation.fail(error)
 
@@ -219,8 +222,8 @@ class Batch:
                     if not operation.ended:
                         active.append(operation)
                         moved = operation.step() or moved
-                exchange = self.transport.exchange
-                if (exchange is not None and exchange.run()) or moved:
+                compiled = self.transport.compiled
+                if (compiled is not None and compiled.run()) or moved:
                     deadline = time.monotonic() + self._timeout
                 elif self.transport.joint.pending:
                     self.transport.joint.start()
@@ -269,7 +272,7 @@ class Batch:
         """Wait for the messages of this host's ranks."""
         if self._group.lanes is None:
             return {}
-        return self._group.lanes.receive(exchange.number, self._what, self.transport.exchange)
+        return self._group.lanes.receive(exchange.number, self._what, self.transport.compiled)
 
     def _release(self) -> None:
         if self._group.lanes is not None:
@@ -304,7 +307,7 @@ class Batch:
         else:
             said = np.frombuffer(_told(self._error).encode()[:_SPARE], np.uint8)
             parcels = {rank: [(FAILED, said)] for rank in lanes.ranks}
-        number = lanes.send(parcels, self._what, self.transport.exchange)
+        number = lanes.send(parcels, self._what, self.transport.compiled)
         self._parcels.append(number)
         return number
 

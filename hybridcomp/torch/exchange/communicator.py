@@ -22,7 +22,7 @@ from hybridcomp.collectives.data_path.coding import Array
 from hybridcomp.collectives.engine.programs import Programs, running
 from hybridcomp.collectives.execution.steps import Pending, Steps
 from hybridcomp.collectives.figures import Figures
-from hybridcomp.collectives.memory import together
+from hybridcomp.collectives.memory import on_device
 from hybridcomp.collectives.operations.flat_parts import remembering
 from hybridcomp.collectives.starting import Operands, OperationStarter
 from hybridcomp.collectives.stats import Call, StatRow, StatTable
@@ -47,8 +47,8 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
     """The ranks of a process group, for operations whose messages are encoded.
 
     Making one is collective over its members. Operations are started within :meth:`coalescing`, in the same order on
-    all ranks; a thread of its own runs them. Their methods are those of
-    :class:`~hybridcomp.collectives.communicator.Communicator`.
+    all ranks; a thread of its own runs them. The methods that start an operation on tensors take what FSDP gives
+    :class:`~hybridcomp.collectives.communicator.Communicator`'s of the same names.
 
     Attributes:
         topology: hosts of the ranks; where hosts have several, operations have two levels, and bytes leave a host once.
@@ -87,6 +87,7 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         self.on_start: Callable[[Call], None] | None = None
         self.topology = group.topology()
         self._schedules = Schedules(self.topology, self.rank, None)
+        # Nothing is sent through it: programs are compiled for a group.
         handle = native.kernels().engine_group(0, self.rank, self.size, True)
         self._programs = Programs(handle, self._schedules)
         self._sizes: dict[Hashable, Known] = {}
@@ -166,13 +167,13 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
             plan: plan of the operations; the same on all ranks.
             on_host: whether the callers' arrays are in host memory, on all ranks.
         """
-        exchange = None
+        compiled = None
         if on_host and self._group.host_memory:
-            exchange = native.kernels().Exchange(
+            compiled = native.kernels().CarriedOperations(
                 self.rank, self._near, self.topology.away(self.rank), self._blocks
             )
         batch = self._batch = Batch(
-            plan, self._group, self.topology, self._sizes, self._pool, _DEVICE_SECONDS, exchange
+            plan, self._group, self.topology, self._sizes, self._pool, _DEVICE_SECONDS, compiled
         )
         self._batches.add(batch)
         self.transport = batch.transport
@@ -239,7 +240,7 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         call = self.new_call("all_gather", codec, raw, (self.size - 1) * given.nbytes, name=name)
         receives = tuple(zip(starts, counts, strict=True))
         key = OperationKey.of("all_gather", codec, room.dtype, tuple(counts), receives=receives)
-        return self.start_scheduled(key, call, Operands(given, room, together(given, room)))
+        return self.start_scheduled(key, call, Operands(given, room, on_device(given, room)))
 
     def start_reduce_scatter_block(
         self, send: Tensor, recv: Tensor, op: Any, *, phase: str, codec: Choice
@@ -275,15 +276,15 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         feedback, form = remembering(self, "reduce_scatter", codec, name, given.size)
         reduction = "avg" if op == "avg" else "sum"
         key = OperationKey.of("reduce_scatter", codec, given.dtype, tuple(counts), reduction, feedback=form)
-        operands = Operands(given, room, together(given, room))
+        operands = Operands(given, room, on_device(given, room))
         return self.start_scheduled(key, call, operands, feedback=feedback)
 
     # -- the sums of linear codecs -------------------------------------------------------------------
 
     def reserve(self) -> Any:
         """Reserve the tags or numbers for the messages of one sum, in program order."""
-        exchange = self.transport.exchange
-        return super().reserve() if exchange is None else exchange.reserve()
+        compiled = self.transport.compiled
+        return super().reserve() if compiled is None else compiled.reserve()
 
     def sum_array(
         self, carrier: Carrier, flat: Flat, key: OperationKey, algorithm: str | None, reserved: Any
@@ -295,7 +296,7 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         batch = carrier.transport
         assert isinstance(batch, BatchTransport)
         end = batch.turn(batch.exchanges + exchanges_of("all_reduce", self.topology))
-        if batch.exchange is None:
+        if batch.compiled is None:
             yield from super().sum_array(carrier, flat, key, algorithm, reserved)
         elif flat.size:
             program = self._programs.find(key._replace(compresses=False))
@@ -312,7 +313,7 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         self, key: OperationKey, algorithm: str | None
     ) -> Callable[..., ExchangeOperation] | None:
         """Find an operation's program: see :meth:`.OperationStarter.find_compiled`."""
-        if self.transport.exchange is None or _long(key):
+        if self.transport.compiled is None or _long(key):
             return None
         program = self._programs.find(key, algorithm, alone=True)
         return None if program is None else self._executing(program, self._programs.codec(key, algorithm))
@@ -321,7 +322,7 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         self, key: OperationKey, extents: Sequence[tuple[int, int]]
     ) -> Callable[..., ExchangeOperation] | None:
         """Find the program of an operation on parts of an array: see :meth:`.OperationStarter.find_joined`."""
-        if self.transport.exchange is None or _long(key):
+        if self.transport.compiled is None or _long(key):
             return None
         program = self._programs.find_joined(key, tuple(extents))
         if program is None:
@@ -335,7 +336,7 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
             call: Call, operands: Operands, *, feedback: Callable[[Carrier], Any] | None = None
         ) -> ExchangeOperation:
             call.memory = "host"
-            run = functools.partial(running, program, self.transport.exchange.reserve(), codec=codec)
+            run = functools.partial(running, program, self.transport.compiled.reserve(), codec=codec)
             return self.start_carried(run, codec, call, operands, on_host=True, feedback=feedback)
 
         return start

@@ -152,7 +152,7 @@ class Lanes:
         Args:
             exchange: its number.
             what: name of an operation in it.
-            compiled: the compiled module's ``Exchange``, which gets the messages of compiled operations; None for none.
+            compiled: the compiled module's ``CarriedOperations``, which gets its messages; None for none.
 
         Raises:
             CollectiveTimeoutError: they did not come in time; names the operation and the ranks that are missing.

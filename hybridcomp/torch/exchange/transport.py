@@ -69,7 +69,7 @@ class BatchTransport(Transport):
         staging: memory of exchanges.
         joint: work of the operations on a device.
         near: ranks whose messages go by parcels.
-        exchange: the compiled operations of the batch; None where it has none.
+        compiled: the compiled operations of the batch; None where it has none.
     """
 
     joint: Joint
@@ -81,7 +81,7 @@ class BatchTransport(Transport):
         pool: Pool,
         staging: Staging | None = None,
         near: Collection[int] = (),
-        exchange: Any = None,
+        compiled: Any = None,
     ) -> None:
         """Take messages from the buffers of exchanges, and copy them there, by ``staging``; None for the pool's.
 
@@ -89,17 +89,17 @@ class BatchTransport(Transport):
         """
         super().__init__(topology, rank, direct=isinstance(staging, DeviceStaging), pool=pool)
         self.near = frozenset(near)
-        self.exchange = exchange
+        self.compiled = compiled
         self.staging: Staging = staging or HostStaging(pool)
         self.joint = Joint()
         self.exchanges = 0
         self.unwritten = 0
         self._pair: StreamPair | None = None
         self._numbers = itertools.count(1)
-        self._compiled = [0] * len(
+        self._compiled_bytes = [0] * len(
             topology.hosts
         )  # bytes that compiled operations send each rank in the next exchange
-        self._most = self._compiled  # and may get from it
+        self._most = self._compiled_bytes  # and may get from it
         self._sends: list[list[_Message]] = [[] for _ in topology.hosts]
         self._receives: list[dict[int, deque[_Message]]] = [{} for _ in topology.hosts]
 
@@ -135,9 +135,9 @@ class BatchTransport(Transport):
 
     def collect(self) -> None:
         """Queue what the compiled operations send in the next exchange, and what they wait for."""
-        if self.exchange is None:
+        if self.compiled is None:
             return
-        self._compiled, self._most = self.exchange.collect()
+        self._compiled_bytes, self._most = self.compiled.collect()
 
     def counts(self) -> list[int]:
         """Return the bytes that the queued messages to each rank take in the exchange's buffer."""
@@ -145,7 +145,7 @@ class BatchTransport(Transport):
             packed_size([message.data.size for message in messages], compiled)
             if (messages or compiled) and peer not in self.near
             else 0
-            for peer, (messages, compiled) in enumerate(zip(self._sends, self._compiled, strict=True))
+            for peer, (messages, compiled) in enumerate(zip(self._sends, self._compiled_bytes, strict=True))
         ]
 
     def rooms(self) -> list[int]:
@@ -177,13 +177,13 @@ class BatchTransport(Transport):
             if nbytes:
                 messages.sort(key=_tag_of)
                 entries = [(message.tag, message.data.size) for message in messages]
-                if self._compiled[peer]:
-                    entries.append((_COMPILED, self._compiled[peer]))
+                if self._compiled_bytes[peer]:
+                    entries.append((_COMPILED, self._compiled_bytes[peer]))
                 table, extents = table_of(entries)
                 copies.append((out[at : at + len(table)], np.frombuffer(table, np.uint8)))
-                if self._compiled[peer]:
+                if self._compiled_bytes[peer]:
                     _, begin, end = extents.pop()
-                    self.exchange.pack(peer, out[at + begin : at + end], end - begin)
+                    self.compiled.pack(peer, out[at + begin : at + end], end - begin)
                 for message, (_, begin, end) in zip(messages, extents, strict=True):
                     copies.append((out[at + begin : at + end], message.data))
                     if not self.direct:
@@ -197,8 +197,8 @@ class BatchTransport(Transport):
             for message in messages:
                 message.done = True
             messages.clear()
-        if self.exchange is not None:
-            self.exchange.sent()
+        if self.compiled is not None:
+            self.compiled.sent()
 
     def pack_failure(self, text: str, counts: list[int], out: Any) -> None:
         """Write an error's text for each rank, in place of the queued messages."""
@@ -256,7 +256,7 @@ class BatchTransport(Transport):
             else:
                 found.append(head)
             for tag, raw in here:
-                if tag == _COMPILED and self.exchange is not None:
+                if tag == _COMPILED and self.compiled is not None:
                     self._unpack(peer, raw)
                 else:
                     placed.append((self._taken(peer, tag, raw), raw, peer in fetched))
@@ -265,7 +265,7 @@ class BatchTransport(Transport):
 
     def _unpack(self, peer: int, raw: ByteArray) -> None:
         """Hand a rank's messages to the compiled operations."""
-        fault = self.exchange.unpack(peer, raw)
+        fault = self.compiled.unpack(peer, raw)
         if fault is not None:
             unlike, text = fault
             raise MismatchError(text) if unlike else WireError(f"rank {peer} sent {text}")

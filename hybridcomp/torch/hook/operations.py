@@ -93,8 +93,8 @@ class Operations(abc.ABC):
             on_host: whether one operation carries the pieces of one codec, where the communicator does that; the same
                 on all ranks.
         """
-        for part, together in self._batches(split, values.dtype, on_host=on_host):
-            with together:
+        for part, batching in self._batches(split, values.dtype, on_host=on_host):
+            with batching:
                 if part.small:
                     self._try(bucket, partial(self._start_small, bucket, values, part))
                 if on_host:

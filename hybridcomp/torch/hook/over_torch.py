@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from hybridcomp.arrays import DType, Flat
-from hybridcomp.collectives.memory import together
+from hybridcomp.collectives.memory import on_device
 from hybridcomp.collectives.operations.flat_parts import allreduce_encoded
 from hybridcomp.collectives.starting import Operands
 from hybridcomp.collectives.stats import allreduce_bytes
@@ -47,5 +47,5 @@ class TorchOperations(Operations):
     def _start_one(self, part: Flat, piece: Piece, step: int) -> Any:
         plain = allreduce_bytes(part.nbytes, self.comm.size)
         call = self.comm.new_call("all_reduce", piece.choice, part.nbytes, plain, name=piece.name)
-        operands = Operands(part, part, together(part))
+        operands = Operands(part, part, on_device(part))
         return allreduce_encoded(self.comm, operands, piece.choice, call, "avg", name=piece.name, step=step)

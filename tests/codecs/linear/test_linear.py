@@ -8,7 +8,7 @@ import pytest
 import hybridcomp as hc
 from hybridcomp.arrays import flatten
 from hybridcomp.codecs import LinearCodec, own_names
-from hybridcomp.codecs.linear.base import FOLDS, Reduced, Round, reduce_all
+from hybridcomp.codecs.linear.base import UFUNCS, Reduced, Round, reduce_all
 from tests.codecs import common
 
 SPECS = [
@@ -57,7 +57,7 @@ def test_rounds_are_plain_arrays_and_as_many_as_told(spec):
         assert isinstance(following, Round)
         for one in following.together:
             count += 1
-            assert one.op in FOLDS
+            assert one.op in UFUNCS
             assert one.array.flags.c_contiguous
             assert one.array.flags.aligned
             assert one.array.dtype.kind in ("fi" if one.op == "sum" else "u")

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import hybridcomp as hc
-from hybridcomp.collectives.algorithms.selection import OPERATIONS, refusal
+from hybridcomp.collectives.algorithms.selection import refusal
 from hybridcomp.policy.toml import parse_policy
-from hybridcomp.schedules.registry import ALGORITHMS
+from hybridcomp.schedules.registry import ALGORITHMS, SELECTABLE
 from hybridcomp.schedules.topology import Topology
 
 #: One codec of each family; the last has error feedback.
@@ -64,7 +64,7 @@ def drawn(random_: random.Random, hosts: list[int], *, waits: bool | None = None
     if feedback or codec.startswith("powersgd"):
         kind = "all_reduce"
     algorithm = None
-    if kind in OPERATIONS and not codec.startswith("powersgd"):
+    if kind in SELECTABLE and not codec.startswith("powersgd"):
         topology, plain = Topology(tuple(hosts)), hc.get_codec("int4" if feedback else codec)
         form = _FEEDBACK if feedback else None
         names = [a.name for a in ALGORITHMS[kind].values() if refusal(a, topology, plain, form) is None]

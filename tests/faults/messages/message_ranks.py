@@ -23,12 +23,12 @@ import numpy as np
 from mpi4py import MPI
 
 import hybridcomp as hc
-from hybridcomp.collectives.algorithms.selection import OPERATIONS, refusal
+from hybridcomp.collectives.algorithms.selection import refusal
 from hybridcomp.collectives.engine import groups
 from hybridcomp.collectives.transport.mpi import MpiTransport
 from hybridcomp.collectives.transport.topology import discover
 from hybridcomp.pmi.library import address
-from hybridcomp.schedules.registry import ALGORITHMS
+from hybridcomp.schedules.registry import ALGORITHMS, SELECTABLE
 from tests.codecs.common import SPECS
 from tests.faults.messages.messages import KINDS
 from tests.mpi.conftest import step_by_step
@@ -56,7 +56,7 @@ def drawn(random_: random.Random, ranks: int) -> Case:
     """Draw a case; the same on all ranks."""
     hosts = random_.choice([[0] * ranks, [2 * r // ranks for r in range(ranks)], list(range(ranks))])
     codec = random_.choice(SPECS)
-    op = random_.choice([*OPERATIONS, "send"])
+    op = random_.choice([*SELECTABLE, "send"])
     linear = hc.get_codec(codec).linear
     if linear:
         op = "all_reduce"

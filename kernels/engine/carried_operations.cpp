@@ -1,4 +1,4 @@
-#include "engine/exchange.hpp"
+#include "engine/carried_operations.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@ struct Row {
 
 std::size_t padded(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-std::size_t packed(const std::vector<Exchange::Message>& messages) {
+std::size_t packed(const std::vector<CarriedOperations::Message>& messages) {
   if (messages.empty()) return 0;
   std::size_t total = (1 + messages.size()) * sizeof(Row);
   for (const auto& message : messages) total += padded(message.bytes);
@@ -25,8 +25,8 @@ std::size_t packed(const std::vector<Exchange::Message>& messages) {
 
 }  // namespace
 
-Exchange::Exchange(int rank, const std::vector<bool>& near, const std::vector<bool>& away,
-                   std::shared_ptr<SharedBlocks> blocks)
+CarriedOperations::CarriedOperations(int rank, const std::vector<bool>& near, const std::vector<bool>& away,
+                                     std::shared_ptr<SharedBlocks> blocks)
     : group_(std::make_shared<Group>()),
       engine_(*this, std::move(blocks)),
       leaving_(near.size()),
@@ -38,25 +38,25 @@ Exchange::Exchange(int rank, const std::vector<bool>& near, const std::vector<bo
   group_->away = away;
 }
 
-Exchange::~Exchange() { abandon(); }
+CarriedOperations::~CarriedOperations() { abandon(); }
 
-std::shared_ptr<Execution> Exchange::start(const std::shared_ptr<const Program>& program, std::uint32_t first,
-                                           const std::uint8_t* send, std::uint8_t* recv, Memory* memory,
-                                           bool traced) {
+std::shared_ptr<Execution> CarriedOperations::start(const std::shared_ptr<const Program>& program,
+                                                    std::uint32_t first, const std::uint8_t* send,
+                                                    std::uint8_t* recv, Memory* memory, bool traced) {
   auto execution =
       std::make_shared<Execution>(engine_, group_, program, first, nullptr, send, recv, memory, traced);
   engine_.start(execution, 0);
   return execution;
 }
 
-std::uint32_t Exchange::reserve() {
+std::uint32_t CarriedOperations::reserve() {
   const std::lock_guard lock(engine_.mutex());
   return group_->reserve();
 }
 
-bool Exchange::run() { return engine_.compute_all(); }
+bool CarriedOperations::run() { return engine_.compute_all(); }
 
-Exchange::Bytes Exchange::collect() {
+CarriedOperations::Bytes CarriedOperations::collect() {
   const std::lock_guard lock(engine_.mutex());
   for (const Message& message : std::exchange(sends_, {}))
     leaving_[static_cast<std::size_t>(message.peer)].push_back(message);
@@ -70,7 +70,7 @@ Exchange::Bytes Exchange::collect() {
   return bytes;
 }
 
-void Exchange::pack(int peer, std::uint8_t* out) const {
+void CarriedOperations::pack(int peer, std::uint8_t* out) const {
   const auto& messages = leaving_[static_cast<std::size_t>(peer)];
   std::uint8_t* to = out + (1 + messages.size()) * sizeof(Row);
   Row row{0, static_cast<std::int64_t>(messages.size())};
@@ -84,12 +84,12 @@ void Exchange::pack(int peer, std::uint8_t* out) const {
   }
 }
 
-void Exchange::pack(int peer, std::vector<Parcelled>* parcel) const {
+void CarriedOperations::pack(int peer, std::vector<Parcelled>* parcel) const {
   for (const Message& message : leaving_[static_cast<std::size_t>(peer)])
     parcel->push_back({kCompiled + message.tag, message.data, message.bytes});
 }
 
-void Exchange::sent() {
+void CarriedOperations::sent() {
   const std::lock_guard lock(engine_.mutex());
   // An operation that goes on may fail, and be forgotten, meanwhile.
   for (auto& messages : leaving_)
@@ -100,7 +100,7 @@ void Exchange::sent() {
     }
 }
 
-std::string Exchange::unpack(int peer, const std::uint8_t* data, std::size_t bytes, bool* unlike) {
+std::string CarriedOperations::unpack(int peer, const std::uint8_t* data, std::size_t bytes, bool* unlike) {
   *unlike = false;
   const auto row_at = [&](std::size_t i) {
     Row row;
@@ -132,7 +132,7 @@ std::string Exchange::unpack(int peer, const std::uint8_t* data, std::size_t byt
   return at == bytes ? "" : std::to_string(bytes - at) + " bytes behind the last message";
 }
 
-std::string Exchange::deliver(int peer, const Parcelled& given, bool trusted) {
+std::string CarriedOperations::deliver(int peer, const Parcelled& given, bool trusted) {
   const std::lock_guard lock(engine_.mutex());
   auto& waiting = receives_[static_cast<std::size_t>(peer)];
   const auto found = std::ranges::find(waiting, given.tag - kCompiled, &Message::tag);
@@ -147,9 +147,9 @@ std::string Exchange::deliver(int peer, const Parcelled& given, bool trusted) {
   return {};
 }
 
-void Exchange::abandon() { engine_.abandon_all(); }
+void CarriedOperations::abandon() { engine_.abandon_all(); }
 
-void Exchange::forget(const Execution* execution) {
+void CarriedOperations::forget(const Execution* execution) {
   const auto of = [&](const Message& message) { return message.execution == execution; };
   std::erase_if(sends_, of);
   for (auto& messages : leaving_) std::erase_if(messages, of);

@@ -8,43 +8,43 @@
 #include <tuple>
 #include <vector>
 
-#include "engine/exchange.hpp"
+#include "engine/carried_operations.hpp"
 #include "python/objects.hpp"
 
 namespace hybridcomp {
 namespace engine {
 namespace {
 
-Run start(Exchange& exchange, const ProgramHandle& program, std::uint32_t first, std::uintptr_t send,
+Run start(CarriedOperations& carried, const ProgramHandle& program, std::uint32_t first, std::uintptr_t send,
           std::uintptr_t recv, Memory* memory, nb::object keep, bool traced) {
   check_memory(program, memory);
   if (program.program->carriage.framed) Buffer::fail("an exchange carries no framed messages");
   std::shared_ptr<Execution> execution;
   {
     nb::gil_scoped_release release;
-    execution = exchange.start(program.program, first, reinterpret_cast<const std::uint8_t*>(send),
-                               reinterpret_cast<std::uint8_t*>(recv), memory, traced);
+    execution = carried.start(program.program, first, reinterpret_cast<const std::uint8_t*>(send),
+                              reinterpret_cast<std::uint8_t*>(recv), memory, traced);
   }
   return {std::move(execution), std::move(keep), false};
 }
 
-std::tuple<std::vector<std::size_t>, std::vector<std::size_t>> collect(Exchange& exchange) {
-  const Exchange::Bytes bytes = exchange.collect();
+std::tuple<std::vector<std::size_t>, std::vector<std::size_t>> collect(CarriedOperations& carried) {
+  const CarriedOperations::Bytes bytes = carried.collect();
   return {bytes.sent, bytes.most};
 }
 
-void pack(const Exchange& exchange, int peer, nb::handle out, std::size_t bytes) {
+void pack(const CarriedOperations& carried, int peer, nb::handle out, std::size_t bytes) {
   const Buffer room(out, true);
   if (room.bytes() != bytes) Buffer::fail("there is room for the messages, and for nothing else");
   nb::gil_scoped_release release;
-  exchange.pack(peer, room.data());
+  carried.pack(peer, room.data());
 }
 
 // Return whether the fault is of a message that this rank does not expect, and the fault; None for none.
-nb::object unpack(Exchange& exchange, int peer, nb::handle data) {
+nb::object unpack(CarriedOperations& carried, int peer, nb::handle data) {
   const Buffer buffer(data, false);
   bool unlike = false;
-  const std::string fault = exchange.unpack(peer, buffer.data(), buffer.bytes(), &unlike);
+  const std::string fault = carried.unpack(peer, buffer.data(), buffer.bytes(), &unlike);
   if (fault.empty()) return nb::none();
   return nb::make_tuple(unlike, fault);
 }
@@ -52,22 +52,22 @@ nb::object unpack(Exchange& exchange, int peer, nb::handle data) {
 }  // namespace
 }  // namespace engine
 
-void bind_exchange(nb::module_& m) {
+void bind_carried_operations(nb::module_& m) {
   using namespace nb::literals;
   using namespace engine;
-  nb::class_<Exchange>(m, "Exchange")
+  nb::class_<CarriedOperations>(m, "CarriedOperations")
       .def(nb::init<int, const std::vector<bool>&, const std::vector<bool>&, std::shared_ptr<SharedBlocks>>(),
            "rank"_a, "near"_a, "away"_a, "blocks"_a)
-      .def("reserve", &Exchange::reserve)
+      .def("reserve", &CarriedOperations::reserve)
       .def("start", &start, "program"_a, "first"_a, "send"_a, "recv"_a, "memory"_a.none(), "keep"_a,
            "traced"_a, nb::keep_alive<0, 1>())
-      .def("run", &Exchange::run, nb::call_guard<nb::gil_scoped_release>())
+      .def("run", &CarriedOperations::run, nb::call_guard<nb::gil_scoped_release>())
       .def("collect", &collect,
            "Return, by rank, the bytes to it that the next exchange takes, and the most from it.")
       .def("pack", &pack, "peer"_a, "out"_a, "bytes"_a)
-      .def("sent", &Exchange::sent, nb::call_guard<nb::gil_scoped_release>())
+      .def("sent", &CarriedOperations::sent, nb::call_guard<nb::gil_scoped_release>())
       .def("unpack", &unpack, "peer"_a, "data"_a)
-      .def("abandon", &Exchange::abandon, nb::call_guard<nb::gil_scoped_release>());
+      .def("abandon", &CarriedOperations::abandon, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace hybridcomp

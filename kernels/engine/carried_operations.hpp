@@ -15,7 +15,7 @@ namespace hybridcomp::engine {
 // Tags of messages of these operations are above those of others that travel with them.
 constexpr std::int64_t kCompiled = std::int64_t(1) << 32;
 
-class Exchange {
+class CarriedOperations {
  public:
   // A message that an operation sends, or waits for.
   struct Message {
@@ -33,9 +33,9 @@ class Exchange {
 
   // `near`: by rank, whether lanes reach it; `away`: whether it is on another host. Messages are made in
   // `blocks`.
-  Exchange(int rank, const std::vector<bool>& near, const std::vector<bool>& away,
-           std::shared_ptr<SharedBlocks> blocks);
-  ~Exchange();
+  CarriedOperations(int rank, const std::vector<bool>& near, const std::vector<bool>& away,
+                    std::shared_ptr<SharedBlocks> blocks);
+  ~CarriedOperations();
 
   // Start an operation, which computes nothing yet. All ranks start the same ones in the same order.
   std::shared_ptr<Execution> start(const std::shared_ptr<const Program>& program, std::uint32_t first,
