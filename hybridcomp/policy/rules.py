@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Any
 
 from hybridcomp.codecs import FORMS, Codec, get_codec, parse_form
 from hybridcomp.codecs.registry import FIRST, packages_of, parse_spec
@@ -130,6 +131,7 @@ class Policy:
         auto: settings of ``auto`` for axes without a section (:mod:`hybridcomp.policy.auto`); None for nothing.
         default: whether it is a default: ranks whose defaults differ take rank 0's.
         lines: line of each axis's section in the file, for messages; empty for presets.
+        written: what the file has but for its section ``[auto]``; empty for what is no file.
     """
 
     name: str
@@ -141,6 +143,7 @@ class Policy:
     auto: Auto | None = None
     default: bool = field(default=False, compare=False)
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
+    written: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def choose(self, message: Message) -> Choice:
         """Choose the codec for a message, and say why.

@@ -40,6 +40,7 @@ they leave it compressed.
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 from typing import Any, NoReturn
@@ -111,6 +112,7 @@ class _Reader:
         entries: dict[str, dict[str, Rule]] = {}
         lines: dict[str, int] = {}
         fused, auto = False, None
+        written = copy.deepcopy({key: value for key, value in document.items() if key != AUTO})
         for key, value in document.items():
             if key == AUTO:
                 auto = self._auto(value)
@@ -122,7 +124,8 @@ class _Reader:
             else:
                 base[key] = value
         rule = self._rule(base, section=None)
-        return Policy(self._name, rule, axes, entries, fused=fused, auto=auto, lines={} if preset else lines)
+        told = {} if preset else lines
+        return Policy(self._name, rule, axes, entries, fused=fused, auto=auto, lines=told, written=written)
 
     def _auto(self, table: Any) -> Auto:
         if not isinstance(table, dict):

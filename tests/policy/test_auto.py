@@ -390,7 +390,7 @@ def test_frozen_choices_are_the_same_without_a_profile(tmp_path, spec):
     found = decider(spec)
     wanted = {each: found.choose(each) for each in MESSAGES}
     file = tmp_path / "frozen.toml"
-    file.write_text(to_toml(load_policy(spec).auto, found.limits, found.choices()))
+    file.write_text(to_toml(load_policy(spec).auto, found.written, found.choices()))
     frozen = load_policy(str(file))
     assert not frozen.decides
     for each, choice in wanted.items():
@@ -409,7 +409,7 @@ def test_frozen_choices_keep_the_limits_that_they_were_made_under(tmp_path):
         large = message("dp", "all_reduce", MIB, name="w.bias")
         assert found.choose(large).codec.name == "exponent"
         file = tmp_path / "frozen.toml"
-        file.write_text(to_toml(policy.auto, found.limits, found.choices()))
+        file.write_text(to_toml(policy.auto, found.written, found.choices()))
         frozen = load_policy(str(file))
         for one in (
             large,
@@ -421,6 +421,37 @@ def test_frozen_choices_keep_the_limits_that_they_were_made_under(tmp_path):
         assert frozen.least_bytes("dp", "all_reduce") == policy.least_bytes("dp", "all_reduce") == least
         if name:
             assert frozen.choose(message("dp", "all_reduce", MIB, name=name)).reason.startswith("excluded by")
+
+
+SECTIONS = """
+codec = "int8"
+min_bytes = 20000
+steps = { 100 = "int4" }
+exclude = ["\\u00fc*", "odd\\"name*"]
+[tp]
+forward = "bf16"
+backward = { codec = ["powersgd:rank=2", "int4"], feedback = "ef", warmup_steps = 5, exclude = ["w.*"] }
+between_hosts = true
+codec = "int8:block=64"
+[embedding]
+fused = true
+all_reduce = "int4"
+["odd axis"]
+all_reduce = { codec = "int8", steps = { 100 = "int4" }, min_bytes = 0, algorithm = "ring" }
+[auto]
+class = "exact"
+"""
+
+
+def test_frozen_choices_keep_the_sections_of_other_axes(tmp_path):
+    (tmp_path / "p.toml").write_text(SECTIONS)
+    policy, found = load_policy(str(tmp_path / "p.toml")), decider(str(tmp_path / "p.toml"), speed=2.0)
+    found.choose(message("dp", "all_reduce", MIB, name="w"))
+    (tmp_path / "frozen.toml").write_text(to_toml(policy.auto, found.written, found.choices()))
+    frozen = load_policy(str(tmp_path / "frozen.toml"))
+    assert (frozen.base, frozen.axes, frozen.entries) == (policy.base, policy.axes, policy.entries)
+    assert frozen.fused
+    assert frozen.choose(message("dp", "all_reduce", MIB, name="w")).codec.name == "exponent"
 
 
 def test_a_folder_that_is_missing_is_said_when_the_communicator_is_made(tmp_path):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,24 +30,12 @@ _log = logging.getLogger("hybridcomp.auto")
 Array = npt.NDArray[np.float64]
 
 
-class Limits(Protocol):
-    """Rule around all axes, as far as it limits what ``auto`` decides about."""
-
-    @property
-    def min_bytes(self) -> int | None:
-        """Return the size below which messages are sent uncompressed."""
-
-    @property
-    def exclude(self) -> tuple[str, ...] | None:
-        """Return the patterns of names of messages that are sent uncompressed."""
-
-
 class FixedRules(Protocol):
     """Policy that a decider belongs to."""
 
     @property
-    def base(self) -> Limits:
-        """Return the rule around all axes."""
+    def written(self) -> Mapping[str, Any]:
+        """Return what the policy's file has but for its section ``[auto]``."""
 
     @property
     def auto(self) -> Auto | None:
@@ -292,9 +280,9 @@ class Decider:
     # -- written -------------------------------------------------------------------------------------
 
     @property
-    def limits(self) -> Limits:
-        """Return what limits the messages that are decided about."""
-        return self._rules.base
+    def written(self) -> Mapping[str, Any]:
+        """Return what the policy's file has beside the choices that are made here."""
+        return self._rules.written
 
     def choices(self) -> list[FrozenChoice]:
         """Return all decisions as frozen choices."""

@@ -2,8 +2,10 @@
 
 .. code-block:: toml
 
-    min_bytes = 16384                      # limits of what was decided about: those of the policy that decided
+    min_bytes = 16384                      # limits and sections of the policy that decided, as they were
     exclude = ["*.bias", "*norm*"]
+    [tp]
+    forward = "int8:block=128"
 
     [auto]                                 # classes of fidelity, by axis, or by axis and operation
     class = "safe"                         # of all others
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -36,7 +38,6 @@ from hybridcomp.errors import HybridcompError
 from hybridcomp.files import shown
 from hybridcomp.policy.at_exit import FilesAtExit
 from hybridcomp.policy.auto.candidates import allowed
-from hybridcomp.policy.auto.decider import Limits
 from hybridcomp.policy.auto.signature import FrozenChoice, Signature
 from hybridcomp.policy.auto.spec import ALSO, CLASS, CLASSES, Auto, checked_also, checked_class
 from hybridcomp.policy.message import OPS
@@ -61,20 +62,29 @@ class Frozen(Protocol):
     """Source of choices that were made, for :class:`Freezer`."""
 
     @property
-    def limits(self) -> Limits:
-        """Return what limits the messages that it has choices for."""
+    def written(self) -> Mapping[str, Any]:
+        """Return what the policy has beside its choices."""
 
     def choices(self) -> list[FrozenChoice]:
         """Return its choices."""
 
 
-def to_toml(auto: Auto, limits: Limits, choices: Sequence[FrozenChoice]) -> str:
-    """Return choices as the text of a policy, with the classes of fidelity and the limits that they were made under."""
-    least, excluded = limits.min_bytes, limits.exclude
-    lines = [
-        "# Choices of the policy auto, as they were at the end of a job.",
-        *[f"min_bytes = {least}"] * (least is not None),
-        *[f"exclude = {json.dumps(excluded)}"] * (excluded is not None),
+def to_toml(auto: Auto, written: Mapping[str, Any], choices: Sequence[FrozenChoice]) -> str:
+    """Return choices as the text of a policy.
+
+    Args:
+        auto: classes of fidelity that they were made within.
+        written: what else the policy's file had, as it was read.
+        choices: the choices.
+    """
+    lines = ["# Choices of the policy auto, as they were at the end of a job."]
+    lines += [
+        f"{_value(key)} = {_value(value)}" for key, value in written.items() if not _is_section(key, value)
+    ]
+    for key, value in written.items():
+        if _is_section(key, value):
+            lines += ["", f"[{_value(key)}]", *(f"{_value(k)} = {_value(v)}" for k, v in value.items())]
+    lines += [
         "",
         "[auto]",
         *[f"{CLASS} = {json.dumps(auto.of_all)}"] * (auto.of_all is not None),
@@ -88,6 +98,21 @@ def to_toml(auto: Auto, limits: Limits, choices: Sequence[FrozenChoice]) -> str:
         pairs |= {"codec": codec} | ({} if feedback is None else {"feedback": feedback}) | {"reason": reason}
         lines += [f"{key} = {json.dumps(value)}" for key, value in pairs.items()]
     return "\n".join(lines) + "\n"
+
+
+def _is_section(key: str, value: Any) -> bool:
+    return (
+        isinstance(value, dict) and key != "steps"
+    )  # which are codecs by step, of the rule around all sections
+
+
+def _value(value: Any) -> str:
+    """Return a value, or a key, as TOML: tables in one line."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_value(key)} = {_value(one)}' for key, one in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def read_auto(table: dict[str, Any]) -> Auto:
@@ -178,7 +203,7 @@ def _text(sources: Sequence[tuple[Auto, Frozen]]) -> str:
     for _, decider in sources:
         choices |= {choice.signature: choice for choice in decider.choices()}
     auto, first = sources[0]
-    return to_toml(auto, first.limits, list(choices.values())) if choices else ""
+    return to_toml(auto, first.written, list(choices.values())) if choices else ""
 
 
 freezer = Freezer()
