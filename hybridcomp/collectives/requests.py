@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.execution import progress
-from hybridcomp.collectives.execution.callbacks import Call, callbacks
+from hybridcomp.collectives.execution.callbacks import Callback, callbacks
 from hybridcomp.collectives.execution.timeouts import check_timeout
 from hybridcomp.collectives.failure.signals import deferral
 from hybridcomp.collectives.failure.unraisable import report
@@ -71,7 +71,7 @@ class Request(MPI.Request):
     _general: Any = None  # the generalized request: MPI's, or compiled code's where ``_token`` is None
     _token: object = None  # of MPI's: in ``called_back`` until MPI has freed it
     begun: Begun | None = None  # set by who makes a request of an operation that MPI has
-    _calls: list[Call] | tuple[()] = ()  # callbacks that are due, or have run
+    _calls: list[Callback] | tuple[()] = ()  # callbacks that are due, or have run
 
     def __new__(cls, *operations: progress.Request) -> Request:
         """Make a request of started operations; the last one's status is its own."""

@@ -16,8 +16,7 @@ from hybridcomp.collectives.data_path.coding import Array
 from hybridcomp.collectives.data_path.schedule_run import run_schedule
 from hybridcomp.collectives.device.data_path import DeviceCarrier
 from hybridcomp.collectives.device.streams import callers_events
-from hybridcomp.collectives.device.through_host import Extents as ByteExtents
-from hybridcomp.collectives.device.through_host import through_host
+from hybridcomp.collectives.device.through_host import ByteExtents, through_host
 from hybridcomp.collectives.execution.completion import Completion
 from hybridcomp.collectives.execution.steps import Steps
 from hybridcomp.collectives.figures import Figures

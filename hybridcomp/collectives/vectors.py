@@ -13,9 +13,7 @@ from mpi4py import MPI
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.buffers import Spec, retyped
 from hybridcomp.collectives.packing import Layout
-
-# For each rank, the first element and the element count of its part.
-Extents = Sequence[tuple[int, int]]
+from hybridcomp.schedules.placement import Extents
 
 
 def parse_vector(spec: Any, ranks: int, *, writable: bool) -> tuple[Flat, list[tuple[int, int]]]:

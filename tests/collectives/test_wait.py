@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridcomp.collectives.execution.callbacks import Call, Callbacks
+from hybridcomp.collectives.execution.callbacks import Callback, Callbacks
 from hybridcomp.collectives.execution.steps import Pending
 from hybridcomp.collectives.execution.wait import PollingLock
 from hybridcomp.native import kernels
@@ -124,7 +124,7 @@ def test_a_ring_is_for_one_wait_and_stopping_for_all():
 def test_a_callback_may_wait_for_what_the_next_one_does(beside, threads):
     """Give the next callback a thread, whether it came before or after a thread looked."""
     callbacks = Callbacks()
-    within = Call(lambda: None) if beside else None
+    within = Callback(lambda: None) if beside else None
     if threads:  # which is idle, and still counts as idle until it has woken
         callbacks.submit(lambda: None, None)
         time.sleep(0.05)

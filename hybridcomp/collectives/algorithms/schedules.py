@@ -25,7 +25,7 @@ _HIERARCHICAL = "hierarchical"
 # Names of folds, as kernels/engine/fold.hpp numbers them.
 FOLDS = ("", "sum", "max", "or", "min", "product", "max at", "min at")
 
-Extents = tuple[tuple[int, int], ...]
+KeyExtents = tuple[tuple[int, int], ...]
 
 
 class OperationKey(NamedTuple):
@@ -58,8 +58,8 @@ class OperationKey(NamedTuple):
     root: int = 0
     fold: str = ""
     algorithm: str | None = None
-    sends: Extents | None = None
-    receives: Extents | None = None
+    sends: KeyExtents | None = None
+    receives: KeyExtents | None = None
     least: int = 0
 
     @classmethod

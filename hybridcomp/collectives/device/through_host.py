@@ -20,7 +20,7 @@ from hybridcomp.collectives.memory import same_memory
 from hybridcomp.collectives.transport.transport import Transport
 from hybridcomp.device import DeviceArray, Event
 
-Extents = Iterable[tuple[int, int]]
+ByteExtents = Iterable[tuple[int, int]]
 
 
 def through_host(
@@ -31,7 +31,7 @@ def through_host(
     run: Callable[[Any, Any], Steps],
     *,
     loads: bool = False,
-    written: Callable[[], Extents] | None = None,
+    written: Callable[[], ByteExtents] | None = None,
     after: Sequence[Event] | None = None,
 ) -> Steps:
     """Run an operation on host copies of its buffers.

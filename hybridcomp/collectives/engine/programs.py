@@ -10,7 +10,7 @@ from hybridcomp import trace
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, Memory
 from hybridcomp.codecs.feedback.memory import JoinedMemory
-from hybridcomp.collectives.algorithms.schedules import FOLDS, Extents, OperationKey, Schedules
+from hybridcomp.collectives.algorithms.schedules import FOLDS, KeyExtents, OperationKey, Schedules
 from hybridcomp.collectives.data_path.carrier import STREAM_BYTES, Carrier
 from hybridcomp.collectives.data_path.coding import Coder
 from hybridcomp.collectives.engine.faults import error_of
@@ -93,7 +93,7 @@ class Programs:
         name, _ = self._schedules.choose(key, algorithm)
         return self._schedules.codec(key, name)
 
-    def find_joined(self, key: OperationKey, extents: Extents) -> Any:
+    def find_joined(self, key: OperationKey, extents: KeyExtents) -> Any:
         """Return the program of one operation on parts of an array, each carried as if by itself.
 
         Args:

@@ -23,7 +23,7 @@ _PATIENCE = 10e-3  # seconds after which a callback that has not come back is ta
 _END_SECONDS = 5.0  # time that an exiting process gives its callbacks
 
 
-class Call:
+class Callback:
     """A callback that is to be called once.
 
     Attributes:
@@ -41,7 +41,7 @@ class Call:
 class _Local(threading.local):
     """Each thread's own: the call that it runs, and the operation that it waits for."""
 
-    call: Call | None = None
+    call: Callback | None = None
     awaited: Any = None  # None for none
 
 
@@ -54,9 +54,9 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._queue: deque[Call] = deque()
-        self._beside: deque[Call] = deque()  # whose operations were started by a callback that runs
-        self._turn: Call | None = None  # the one that runs in its turn
+        self._queue: deque[Callback] = deque()
+        self._beside: deque[Callback] = deque()  # whose operations were started by a callback that runs
+        self._turn: Callback | None = None  # the one that runs in its turn
         self._threads: list[threading.Thread] = []
         self._idle = 0  # threads
         self._coming = (
@@ -66,11 +66,11 @@ class Callbacks:
         self.local = _Local()
 
     @property
-    def current(self) -> Call | None:
+    def current(self) -> Callback | None:
         """Return the call that this thread runs."""
         return self.local.call
 
-    def submit(self, run: Callable[[], None], operation: Any, within: Call | None = None) -> Call:
+    def submit(self, run: Callable[[], None], operation: Any, within: Callback | None = None) -> Callback:
         """Give a callback its turn.
 
         Args:
@@ -78,7 +78,7 @@ class Callbacks:
             operation: operation that has ended; a thread that waits for it, if this is one, runs the callback then.
             within: the call that has started the operation.
         """
-        call = Call(run)
+        call = Callback(run)
         with self._changed:
             if within is None or within.ended:
                 self._queue.append(call)
@@ -108,7 +108,7 @@ class Callbacks:
             if self._queue or self._beside:
                 self._wake()
 
-    def finish(self, call: Call) -> None:
+    def finish(self, call: Callback) -> None:
         """Return when a call has come back, or at once in that call itself; run others meanwhile."""
         while not call.ended and call is not self.local.call:
             with deferral:
@@ -129,7 +129,7 @@ class Callbacks:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _next(self) -> Call | None:
+    def _next(self) -> Callback | None:
         """Take the next call that may run now, and have another thread look for the rest. With the lock."""
         if self._beside:
             call = self._beside.popleft()
@@ -143,7 +143,7 @@ class Callbacks:
             self._wake()  # this thread, which may be the only one that knows of them, may wait in the call
         return call
 
-    def _run(self, call: Call, *, serves: bool = False) -> None:
+    def _run(self, call: Callback, *, serves: bool = False) -> None:
         """Run a call; a thread that ``serves`` looks for the next one then."""
         before, self.local.call = self.local.call, call
         awaited, self.local.awaited = self.local.awaited, None

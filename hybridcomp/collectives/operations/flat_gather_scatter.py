@@ -22,8 +22,9 @@ from hybridcomp.collectives.memory import copied, on_device, overlap, same_memor
 from hybridcomp.collectives.session import MANY, Session
 from hybridcomp.collectives.starting import Operands
 from hybridcomp.collectives.stats import Call
-from hybridcomp.collectives.vectors import Extents, byte_extents, following
+from hybridcomp.collectives.vectors import byte_extents, following
 from hybridcomp.schedules.algorithms.tree import family
+from hybridcomp.schedules.placement import Extents
 
 
 def allgather(

@@ -31,8 +31,9 @@ from hybridcomp.collectives.operations.uncompressed import Operates, told
 from hybridcomp.collectives.requests import Request, stored
 from hybridcomp.collectives.session import MANY
 from hybridcomp.collectives.starting import Operands
-from hybridcomp.collectives.vectors import Extents, byte_extents, following, parse_vector
+from hybridcomp.collectives.vectors import byte_extents, following, parse_vector
 from hybridcomp.policy import Choice
+from hybridcomp.schedules.placement import Extents
 
 Buffer = Any
 

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
 from hybridcomp import trace
-from hybridcomp.collectives.execution.callbacks import Call, callbacks
+from hybridcomp.collectives.execution.callbacks import Callback, callbacks
 from hybridcomp.collectives.execution.traced_waits import note_awake, say_slept
 from hybridcomp.torch.backend.promise import Promise
 from hybridcomp.torch.streams import CallerStreams
@@ -48,7 +48,7 @@ class CommWork(Work):
     _promise: Promise | None = None
     _mark: Range | None = None
     _asker: int | None = None  # the thread that asked for the future, while a trace is recorded
-    _within: Call | None = None  # the callback that asked for the future
+    _within: Callback | None = None  # the callback that asked for the future
     _left: int | None = None  # requests that have not ended; None while nobody is to see the last one end
 
     def __init__(
