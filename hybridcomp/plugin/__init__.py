@@ -7,7 +7,8 @@ Two variables go further, and change programs that name no backend of ours: ``HY
 ``HYBRIDCOMP_COMPARE`` (:mod:`hybridcomp.plugin.recording`), is set by ``hybridcomp compare`` alone.
 ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, which is torch's own variable, switches all of it off.
 
-The code that every ``import torch`` pays for is in this one file, which takes a millisecond to load.
+The code that every ``import torch`` pays for is in this file and ``hybridcomp/imports.py``, which take a millisecond to
+load.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from typing import Any
 from urllib.parse import parse_qs, urlparse
+
+from hybridcomp.imports import when_imported
 
 BACKEND = "hybridcomp"
 _ON_DEMAND = {  # loaded where the variable is set
@@ -56,53 +56,13 @@ def register() -> None:
     for name, patch in _PATCHES.items():
         when_imported(name, partial(_patch, patch))
     if any(name.startswith("HYBRIDCOMP_") for name in os.environ):
-        variables = importlib.import_module("hybridcomp.variables")
+        from hybridcomp import launcher, variables  # noqa: PLC0415  (few programs have any)
+
         if variables.unknown():
-            variables.warn_of_unknown(importlib.import_module("hybridcomp.launcher").rank_here())
+            variables.warn_of_unknown(launcher.rank_here())
     for variable, module in _ON_DEMAND.items():
         if os.environ.get(variable):
             importlib.import_module(f"hybridcomp.plugin.{module}").install()
-
-
-def when_imported(name: str, do: Callable[[Any], None]) -> None:
-    """Call ``do(module)`` after a module has been executed, or now if it has been.
-
-    Modules of other libraries are patched so: some take a second to import, and few programs need them.
-    """
-    module = sys.modules.get(name)
-    if module is None:
-        _finder.wanted.setdefault(name, []).append(do)
-        if _finder not in sys.meta_path:
-            sys.meta_path.insert(0, _finder)
-    else:
-        do(module)
-
-
-class _Finder(MetaPathFinder):
-    """Finder of imports that finds the wanted modules as other finders would, each once."""
-
-    def __init__(self) -> None:
-        self.wanted: dict[str, list[Callable[[Any], None]]] = {}
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Find a module as :class:`importlib.abc.MetaPathFinder` describes."""
-        if fullname not in self.wanted:
-            return None
-        calls = self.wanted.pop(fullname)
-        spec = find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_do(module: Any) -> None:
-                execute(module)
-                for do in calls:
-                    do(module)
-
-            spec.loader.exec_module = execute_and_do  # type: ignore[method-assign]
-        return spec
-
-
-_finder = _Finder()
 
 
 def _patch(function: str, module: Any) -> None:
@@ -112,8 +72,9 @@ def _patch(function: str, module: Any) -> None:
 
 def _create(opts: Any, options: Any = None) -> Any:
     """Make a process group by :func:`hybridcomp.torch.backend.registration.create`."""
-    importlib.import_module("hybridcomp.torch")
-    return importlib.import_module("hybridcomp.torch.backend.registration").create(opts, options)
+    from hybridcomp.torch.backend.registration import create  # noqa: PLC0415  (takes a second)
+
+    return create(opts, options)
 
 
 def _before(theirs: Handler) -> Handler:
@@ -123,10 +84,14 @@ def _before(theirs: Handler) -> Handler:
         query = parse_qs(urlparse(url).query)
         ranks = all(query.get(key) or os.environ.get(key.upper()) for key in ("rank", "world_size"))
         place = all(os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
-        by_mpi = importlib.import_module("hybridcomp.launcher").inside_mpi()
+        from hybridcomp.launcher import inside_mpi  # noqa: PLC0415
+
+        by_mpi = inside_mpi()
         # A program that names hybridcomp runs without a launcher, too: as one rank.
         if (place if ranks and by_mpi else ranks) or not (by_mpi or "hybridcomp.torch" in sys.modules):
             return theirs(url, timeout=timeout, **kwargs)
-        return importlib.import_module("hybridcomp.torch.backend.rendezvous").by_mpi(timeout)  # type: ignore[no-any-return]
+        from hybridcomp.torch.backend import rendezvous  # noqa: PLC0415
+
+        return rendezvous.by_mpi(timeout)
 
     return handler

@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from hybridcomp.files import checked, read_json, read_text, write_text
+from hybridcomp.imports import when_imported
 from hybridcomp.intervals import Interval, difference, intersection, length, union
 from hybridcomp.launcher import rank_here
-from hybridcomp.plugin import when_imported
 from hybridcomp.variables import COMPARE, REPLACE
 
 PLAN = {"warmup": int, "steps": int, "profiled": int}

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hybridcomp import plugin
 from hybridcomp.collectives.report import summary as summarize
 from hybridcomp.collectives.stats import Stats
 from hybridcomp.policy import TablePlan, homogenization_index, in_place, plan_table, table_policy
@@ -86,7 +85,8 @@ __all__ = [
     "advance_step",
 ]
 
-plugin.register()
+# By its name, since it is above this room. Importing torch has called it, but where torch loads no plugins.
+importlib.import_module("hybridcomp.plugin").register()
 mesh.install()
 gloo_only.install()
 phases.install()

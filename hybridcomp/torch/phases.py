@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hybridcomp.plugin import when_imported
+from hybridcomp.imports import when_imported
 from hybridcomp.policy import PHASES, Place, place
 
 _METHODS = {"get_fwd_send_ops": "forward", "get_bwd_send_ops": "backward"}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
-from hybridcomp.plugin import when_imported
+from hybridcomp.imports import when_imported
 
 _Class = TypeVar("_Class", bound=type)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridcomp.codecs import get_codec
-from hybridcomp.plugin import when_imported
+from hybridcomp.imports import when_imported
 from hybridcomp.policy import Choice
 
 _EXACT = Choice(get_codec("none"), None, "ZeRO's parameters have no other copy")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridcomp.plugin import when_imported
+from hybridcomp.imports import when_imported
 
 
 def test_a_module_is_changed_when_it_comes_or_at_once(
