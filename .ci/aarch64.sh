@@ -47,7 +47,7 @@ python=$(cat "$out/python")
 # A copy of the tree, whose package has these kernels.
 rm -rf "$tree"
 mkdir -p "$tree"
-cp -r hybridcomp tests pyproject.toml "$tree"
+cp -r hybridcomp hybridcomp_lab tests pyproject.toml "$tree"
 rm -f "$tree"/hybridcomp/_kernels*.so
 cp "$out"/kernels/kernels/_kernels*.so "$tree/hybridcomp/_kernels.so"
 across() { # arguments of python
