@@ -1,12 +1,11 @@
-"""Losses of the optimizers that exchange momenta beside AdamW's, in pairs of a seed, by examples/onebit.py on gloo.
+"""Measure losses of the optimizers that exchange momenta, and AdamW's, in pairs of a seed, by examples/onebit.py.
 
 python benchmarks/onebit_losses.py --study small --json benchmarks/results/onebit/small.json
 python benchmarks/onebit_losses.py --study long --json runs/long.json --seeds 1     # and later on, the other seeds
 
 Every method trains at each learning rate with each seed: on the same data, for as many steps. A run that is in the file
-is not run again; after each one the file is written. Bytes are those that rank 0 has sent; how many times fewer they
-are is said of the steps after the warm-up, and of all, against AdamW's of the same study. A run counts only if all
-ranks have ended with the same weights.
+is not run again; after each one the file is written. Bytes are those that rank 0 has sent in all steps, and in those
+after the warm-up. A run counts only if all ranks have ended with the same weights.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ class Study:
     steps: int
     warmup: int
     rates: tuple[float, ...]
-    methods: Mapping[str, str] = field(default_factory=dict)
+    methods: Mapping[str, str]
 
 
 _ADAMW = {"AdamW": "--optimizer adamw"}
@@ -126,14 +125,6 @@ def run(study: Study, method: str, rate: float, seed: int) -> dict[str, Any]:
     }
 
 
-def planned(
-    methods: Iterable[str], seeds: Iterable[int], rates: Iterable[float]
-) -> Iterator[tuple[str, float, int]]:
-    """Yield the runs: all methods of a seed and rate beside each other in time."""
-    for seed, rate, method in itertools.product(seeds, rates, methods):
-        yield method, rate, seed
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -150,11 +141,12 @@ def main() -> None:
     if unknown := set(args.methods or ()) - set(study.methods):
         parser.error(f"--methods: {args.study} has {', '.join(study.methods)}, not {', '.join(unknown)}")
     rows = resultfile.read(args.json)["runs"] if args.json.exists() else []
-    have = {(row["method"], row["lr"], row["seed"]) for row in rows}
-    wanted = planned(args.methods or study.methods, args.seeds, args.rates or study.rates)
+    have = {(row["seed"], row["lr"], row["method"]) for row in rows}
+    # All methods of a seed and rate beside each other in time.
+    wanted = itertools.product(args.seeds, args.rates or study.rates, args.methods or study.methods)
     todo = [one for one in wanted if one not in have]
     bar = tqdm(todo, unit="run", disable=not sys.stderr.isatty())
-    for method, rate, seed in bar:
+    for seed, rate, method in bar:
         bar.set_description(f"{method}, rate {rate:g}, seed {seed}")
         rows.append(run(study, method, rate, seed))
         found = f"loss {rows[-1]['loss']:.4f}, {rows[-1]['seconds']:.0f} s"

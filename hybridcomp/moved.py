@@ -24,7 +24,7 @@ class _Finder:
     """Finder of Python's imports, and the loader of what it finds."""
 
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> ModuleSpec | None:
-        if not name.startswith("hybridcomp.") or ".".join(name.split(".")[:2]) not in MOVED:
+        if not name.startswith("hybridcomp.") or _room(name) not in MOVED:
             return None
         from importlib.machinery import ModuleSpec  # noqa: PLC0415  (the package's import takes a millisecond)
 
@@ -35,13 +35,17 @@ class _Finder:
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        room = ".".join(name.split(".")[:2])
+        room = _room(name)
         sys.modules[name] = importlib.import_module(MOVED[room] + name.removeprefix(room))
         if name == room:  # once, not for each module in it
             import warnings  # noqa: PLC0415
 
             said = f"{name} has moved to {MOVED[room]}; the old name goes with the next release"
             warnings.warn(said, FutureWarning, stacklevel=2)
+
+
+def _room(name: str) -> str:
+    return ".".join(name.split(".")[:2])
 
 
 def find_moved() -> None:

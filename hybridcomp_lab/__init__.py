@@ -1,4 +1,4 @@
-"""What is done with hybridcomp: a GPT trainer over PyTorch's parallel stack, its planner, studies and a demonstration.
+"""Train GPTs with hybridcomp over PyTorch's parallel stack; plan such trainings, compare them in studies, show one.
 
 The commands ``hybridcomp train``, ``generate``, ``plan``, ``study`` and ``demo`` are here. hybridcomp itself imports
 nothing of it.
