@@ -218,7 +218,7 @@ def test_auto_chooses_among_other_codecs(tmp_path):
         assert found["safe"] == {"exponent", "bf16", "int8"}
         type(policy.auto.also[1]).safe = True
         assert "acme.plain" in {c.name for c in every("safe", (*policy.auto.also, NoneCodec()))}
-        written = to_toml(policy.auto, policy.base, [])
+        written = to_toml(policy.auto, policy.written, [])
         assert parse_policy(written, "frozen.toml").auto.also == policy.auto.also
     with pytest.raises(
         hc.PolicyError, match=r"unknown codec 'acme.plain'; as a codec it would be of a package 'acme'"
