@@ -19,7 +19,8 @@ class CommittedAverages(ReplicaAverager):
     """The averager of a module's tensors over the replicas of each quorum.
 
     A step that is not committed leaves the feedback as it was before. Replicas that stay keep theirs from quorum to
-    quorum, that of a replica which has left is lost with it, and one that joins or recovers begins with none.
+    quorum, that of a replica which has left is lost with it, and one that joins or recovers begins with none. Warm-up
+    counts the steps that were committed.
 
     Attributes:
         manager: torchft's manager.
@@ -53,11 +54,14 @@ class CommittedAverages(ReplicaAverager):
         manager.wait_quorum()
         if self._replicas.refused is not None:
             raise self._replicas.refused
-        number = manager.current_step()
-        undone = number == self._began
-        self._began = number
+        # Replicas of a quorum agree on this number: one that recovers in this step, and one that met an error, too.
+        self.step = manager.current_step()
+        undone = self.step == self._began
+        self._began = self.step
         if not self.follow_quorum(self._before if undone else None) and undone:
             self.feedback.load_state_dict(self._before)
+        if not manager.is_participating():
+            self.feedback.load_state_dict({})  # of gradients at weights that the others have left
         self._before = self.feedback.state_dict()
 
     def mean(self, buffer: torch.Tensor, named: Named, key: Hashable, *, last: bool) -> Future[torch.Tensor]:
@@ -77,7 +81,6 @@ class CommittedAverages(ReplicaAverager):
                 buffer.zero_()
             averaging = self.average(buffer, lambda: named, key, self.step)
             if last:
-                self.step += 1
                 self.flush()
         except Exception as error:
             manager.report_error(error)
@@ -101,9 +104,8 @@ class CommittedAverages(ReplicaAverager):
 
     def _state(self) -> dict[str, Any]:
         """Return what a replica that recovers takes over: not the residuals, which are each replica's own."""
-        return {"step": self.step}
+        return {}
 
     def _load(self, state: dict[str, Any]) -> None:
-        self.step = int(state["step"])
         self._before, self._began = {}, None
         self.feedback.load_state_dict({})

@@ -188,7 +188,42 @@ def case_feedback_is_kept_by_who_stays() -> None:
         load(states[0])
         assert not residuals(ddp)
     assert_same_everywhere(gradients(ddp, 2))
-    assert ddp._hybridcomp.step == 3
+
+
+def case_what_ranks_agree_on_is_agreed_anew() -> None:
+    ranks, here = everyone(), dist.get_rank()
+    stay = ranks[:-1]
+    lowrank = policy("powersgd:rank=2", True, min_bytes=1024, warmup_steps=2)
+    for chosen in (lowrank, "auto:dp=aggressive"):
+        manager = Manager(hft.ProcessGroupGloo(chosen, SECONDS))
+        ddp: Any = None
+        for number, quorum in enumerate((ranks, stay, ranks)):
+            joins = number == 2 and here not in stay
+            if joins:  # in a process of its own, with the others' step, and their state after its first one
+                manager = Manager(hft.ProcessGroupGloo(chosen, SECONDS))
+                manager.step, ddp = 24, None
+            manager.meet(quorum, stay if number == 2 else quorum)
+            if here not in quorum:
+                continue
+            ddp = ddp or hft.DistributedDataParallel(manager, model())
+            state = ddp._hybridcomp
+            state.begin()  # as the first bucket does once more
+            assert not state._factors
+            for seed in range(12):
+                found = gradients(ddp, seed)
+                manager.participants = quorum
+                manager.step += 1
+                if joins and not seed:
+                    load, told = manager.states["hybridcomp"]
+                    load(told())
+                if quorum == ranks:
+                    assert_same_everywhere(found)
+            assert all(p.isfinite().all() for p in found.values())
+            assert state.step == 12 * number + 11
+            if chosen == lowrank:
+                assert len(state._factors) == 2
+            else:
+                assert state._operations.comm.decider.choices()
 
 
 def case_quorums_leave_nothing_behind() -> None:
@@ -227,6 +262,14 @@ def case_who_recovers_contributes_nothing() -> None:
         for name, value in wanted.items():
             got = found[f"module.{name}"]
             assert (got - value).norm() <= bound * value.norm(), name
+    manager = Manager(hft.ProcessGroupGloo(policy("int4:block=128", True, min_bytes=1024), SECONDS))
+    manager.meet(ranks)
+    ddp = hft.DistributedDataParallel(manager, model())
+    gradients(ddp, 0)
+    manager.step, manager.participants = 1, ranks[:-1]  # the last one was cut off for a while
+    ddp._hybridcomp.begin()
+    assert bool(residuals(ddp)) == (dist.get_rank() in ranks[:-1])
+    assert_same_everywhere(gradients(ddp, 1))
 
 
 def case_who_is_unlike_is_refused() -> None:
