@@ -303,7 +303,14 @@ def test_requests_that_no_thread_has_polled_are_mpis_too(make):
     comm.Barrier()
     verdict(all(request == MPI.REQUEST_NULL and request.done for request in requests))
     verdict(all(np.array_equal(out, want) for out, want in zip(sums, wanted, strict=True)))
-    verdict(sum(row.calls for row in comm.stats() if row.op == "all_reduce") == 2 * len(sends) + 20)
+    all_of_them, deadline = 2 * len(sends) + 20, time.monotonic() + 20
+
+    def counted() -> int:
+        return sum(row.calls for row in comm.stats() if row.op == "all_reduce")
+
+    while counted() < all_of_them and time.monotonic() < deadline:
+        time.sleep(1e-3)  # the dropped one ends when the engine looks at it
+    verdict(counted() == all_of_them)
 
 
 def test_one_rank_alone_leaves_small_all_reduces_to_mpi(make):
