@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import Codec, get_codec
@@ -13,6 +13,25 @@ from hybridcomp.policy import Choice, Message, Policy, place
 from hybridcomp.policy.auto.decider import Decider
 
 CodecLike = Codec | str | Choice | None
+
+
+class OperationOptions(NamedTuple):
+    """What the caller of an operation may say of it: see :mod:`.communicator`.
+
+    Attributes:
+        name: name of the tensor, under which error feedback remembers.
+        phase: ``"forward"`` or ``"backward"``, for the policy.
+        codec: codec to use in place of the policy's.
+        algorithm: algorithm to use in place of the fastest.
+    """
+
+    name: str | None = None
+    phase: str | None = None
+    codec: CodecLike = None
+    algorithm: str | None = None
+
+
+NO_OPTIONS = OperationOptions()
 
 codec_of = functools.lru_cache(256)(get_codec)  # a spec that a call passes as a string is passed often
 

@@ -21,7 +21,7 @@ from hybridcomp.collectives.agreement.making import LEAST_SECONDS, Components, F
 from hybridcomp.collectives.algorithms.schedules import OperationKey, Schedules
 from hybridcomp.collectives.algorithms.selection import own_settings
 from hybridcomp.collectives.automatic import Automatic
-from hybridcomp.collectives.choices import Choices, CodecLike, explicit_choice
+from hybridcomp.collectives.choices import Choices, CodecLike, OperationOptions, explicit_choice
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE, Array
 from hybridcomp.collectives.data_path.unexpected import Unexpected
@@ -337,9 +337,7 @@ class Session(OperationStarter[Request]):
         self,
         op: str,
         data: Flat,
-        name: str | None,
-        phase: str | None,
-        codec: CodecLike,
+        options: OperationOptions,
         elements: int | None = None,
         *,
         ahead: bool = False,
@@ -349,7 +347,7 @@ class Session(OperationStarter[Request]):
         Args:
             op: the policy's word for the operation.
             data: array that the operation carries.
-            name, phase, codec: what the call says: see :mod:`.communicator`.
+            options: what the call says.
             elements: number of elements that the policy is asked about; None for the array's shape.
             ahead: as in :meth:`.Choices.choose`.
 
@@ -360,12 +358,12 @@ class Session(OperationStarter[Request]):
             return Choice(NONE, None, "one rank")
         if op != "send":  # not all ranks take part in a send
             self.review()
-        if codec is not None:
-            return explicit_choice(codec, op, data)
+        if options.codec is not None:
+            return explicit_choice(options.codec, op, data)
         shape = data.shape if elements is None else (elements,)
         asked = self.decider or self.policy
         return self._choices.choose(
-            asked, self.axis, op, data.dtype, shape, name, phase, self.step, ahead=ahead
+            asked, self.axis, op, data.dtype, shape, options.name, options.phase, self.step, ahead=ahead
         )
 
     # -- starting ------------------------------------------------------------------------------------

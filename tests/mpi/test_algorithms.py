@@ -14,6 +14,7 @@ from mpi4py import MPI
 import hybridcomp as hc
 from hybridcomp.arrays import as_dtype, flatten
 from hybridcomp.collectives.algorithms import selection as choosing
+from hybridcomp.collectives.choices import OperationOptions
 from hybridcomp.collectives.engine.programs import Programs
 from hybridcomp.collectives.operations import flat_reductions
 from hybridcomp.collectives.transport.mpi import MpiTransport
@@ -154,9 +155,8 @@ def reduce(
 ) -> None:
     """Reduce to a root by a codec."""
     out = None if recv is None else flatten(recv, writable=True)
-    flat_reductions.reduce(
-        comm.session, flatten(send), out, op, root, codec=codec, algorithm=algorithm
-    ).wait()
+    options = OperationOptions(codec=codec, algorithm=algorithm)
+    flat_reductions.reduce(comm.session, flatten(send), out, op, root, options).wait()
 
 
 @pytest.mark.parametrize(("codec", "dtype"), MANY)

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from hybridcomp.arrays import Flat
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.buffers import elements, part
-from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.choices import OperationOptions
 from hybridcomp.collectives.execution.mpi_collectives import native
 from hybridcomp.collectives.execution.progress import Request
 from hybridcomp.collectives.memory import copied, on_device, overlap, same_memory
@@ -27,15 +27,7 @@ from hybridcomp.schedules.algorithms.tree import family
 from hybridcomp.schedules.placement import Extents
 
 
-def allgather(
-    session: Session,
-    send: Flat,
-    recv: Flat,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
-    algorithm: str | None = None,
-) -> Request:
+def allgather(session: Session, send: Flat, recv: Flat, options: OperationOptions) -> Request:
     """Start an all-gather of every rank's ``send`` into ``recv``."""
     p, n = session.size, send.size
     device = on_device(send, recv)
@@ -44,8 +36,8 @@ def allgather(
     own = slice(session.rank * n, (session.rank + 1) * n)
     if overlap(send, recv) and not same_memory(send.data, recv.data[own]):
         send = copied(send)
-    choice = session.choose("all_gather", send, name, phase, codec)
-    about = {"count": n, "dtype": send.dtype, "name": name}
+    choice = session.choose("all_gather", send, options)
+    about = {"count": n, "dtype": send.dtype, "name": options.name}
     call = session.new_call("all_gather", choice, recv.nbytes, (p - 1) * send.nbytes, **about)
 
     def post(s: Flat, r: Flat) -> MPI.Request:
@@ -56,25 +48,17 @@ def allgather(
     key = OperationKey.of("all_gather", choice, send.dtype, (n,) * p)
     operands = Operands(send, recv, device)
     return session.start_sparing(key, call, operands) or _start_exchange(
-        session, post, key, call, operands, algorithm
+        session, post, key, call, operands, options.algorithm
     )
 
 
-def bcast(
-    session: Session,
-    buf: Flat,
-    root: int,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
-    algorithm: str | None = None,
-) -> Request:
+def bcast(session: Session, buf: Flat, root: int, options: OperationOptions) -> Request:
     """Start a broadcast of ``buf`` from ``root``."""
     session.check_rank(root, "root")
     device = on_device(buf)
-    choice = session.choose("broadcast", buf, name, phase, codec)
+    choice = session.choose("broadcast", buf, options)
     down = len(family(root, session.rank, session.size)[1])
-    about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": name}
+    about = {"count": buf.size, "dtype": buf.dtype, "root": root, "name": options.name}
     call = session.new_call("broadcast", choice, buf.nbytes, down * buf.nbytes, **about)
     loads = session.rank == root
     if not choice.compresses:
@@ -86,17 +70,11 @@ def bcast(
             Operands(None, buf, device, loads=loads),
         )
     key = OperationKey.of("broadcast", choice, buf.dtype, (buf.size,), root=root)
-    return session.start_scheduled(key, call, Operands(buf, buf, device), algorithm=algorithm)
+    return session.start_scheduled(key, call, Operands(buf, buf, device), algorithm=options.algorithm)
 
 
 def allgatherv(
-    session: Session,
-    send: Flat,
-    recv: Flat,
-    extents: Extents,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
+    session: Session, send: Flat, recv: Flat, extents: Extents, options: OperationOptions
 ) -> Request:
     """Start an all-gather of every rank's ``send`` into its part of ``recv``."""
     device = on_device(send, recv)
@@ -106,8 +84,8 @@ def allgatherv(
     if overlap(send, recv) and not same_memory(send.data, recv.data[start : start + n]):
         send = copied(send)
     total = sum(size for _, size in extents)
-    choice = session.choose("all_gather", send, name, phase, codec, elements=total // session.size)
-    about = {"counts": [size for _, size in extents], "dtype": send.dtype, "name": name}
+    choice = session.choose("all_gather", send, options, elements=total // session.size)
+    about = {"counts": [size for _, size in extents], "dtype": send.dtype, "name": options.name}
     call = session.new_call("all_gather", choice, recv.nbytes, (session.size - 1) * send.nbytes, **about)
 
     def written() -> list[tuple[int, int]]:
@@ -129,9 +107,7 @@ def gather(
     recv: Flat | None,
     extents: Extents | None,
     root: int,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
+    options: OperationOptions,
 ) -> Request:
     """Start to gather every rank's ``send`` at ``root``; ``extents`` is None for equal parts.
 
@@ -152,8 +128,8 @@ def gather(
         if overlap(send, recv) and not same_memory(send.data, recv.data[start : start + n]):
             send = copied(send)
     total = session.size * send.size if equal else MANY
-    choice = session.choose("gather", send, name, phase, codec, elements=total)
-    about = {"count": send.size if equal else None, "dtype": send.dtype, "root": root, "name": name}
+    choice = session.choose("gather", send, options, elements=total)
+    about = {"count": send.size if equal else None, "dtype": send.dtype, "root": root, "name": options.name}
     call = session.new_call("gather", choice, send.nbytes, 0 if at_root else send.nbytes, **about)
     parts = extents
     if not equal:
@@ -184,9 +160,7 @@ def scatter(
     recv: Flat,
     extents: Extents | None,
     root: int,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
+    options: OperationOptions,
 ) -> Request:
     """Start to give each rank its part of the root's ``send``; ``extents`` is None for equal parts.
 
@@ -206,9 +180,9 @@ def scatter(
         if overlap(send, recv) and not same_memory(recv.data, send.data[start : start + n]):
             send = copied(send)
     total = session.size * recv.size if equal else MANY
-    choice = session.choose("scatter", recv, name, phase, codec, elements=total)
+    choice = session.choose("scatter", recv, options, elements=total)
     sent = 0 if send is None else send.nbytes - recv.nbytes
-    about = {"count": recv.size if equal else None, "dtype": recv.dtype, "root": root, "name": name}
+    about = {"count": recv.size if equal else None, "dtype": recv.dtype, "root": root, "name": options.name}
     call = session.new_call("scatter", choice, recv.nbytes, sent, **about)
     parts = extents
     if not equal:
@@ -238,9 +212,7 @@ def alltoallv(
     recv: Flat,
     incoming: Extents,
     largest: int | None,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
+    options: OperationOptions,
 ) -> Request:
     """Start an all-to-all; ``outgoing`` and ``incoming`` are (first element, count) per rank.
 
@@ -259,9 +231,9 @@ def alltoallv(
     in_place = send is recv
     away = sum(n for q, (_, n) in enumerate(outgoing) if q != session.rank) * send.dtype.itemsize
     total = MANY if largest is None else largest * session.size
-    choice = session.choose("all_to_all", send, name, phase, codec, elements=total)
+    choice = session.choose("all_to_all", send, options, elements=total)
     call = session.new_call(
-        "all_to_all", choice, send.nbytes, away, largest=largest, dtype=send.dtype, name=name
+        "all_to_all", choice, send.nbytes, away, largest=largest, dtype=send.dtype, name=options.name
     )
     if largest is None:
         call.exchanged = (_counts_of(outgoing), _counts_of(incoming))

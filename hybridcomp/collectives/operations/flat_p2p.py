@@ -10,7 +10,7 @@ from hybridcomp.arrays import DType, Flat, empty_like_dtype
 from hybridcomp.codecs import get_codec
 from hybridcomp.codecs.device.driver import has_driver
 from hybridcomp.collectives.buffers import raw
-from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.choices import CodecLike, OperationOptions
 from hybridcomp.collectives.data_path import framing as p2p
 from hybridcomp.collectives.data_path.carrier import Carrier
 from hybridcomp.collectives.data_path.coding import NONE, Array
@@ -37,9 +37,7 @@ def send(
     data: Flat,
     dest: int,
     tag: int,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
+    options: OperationOptions,
     *,
     mode: str = "Isend",
     frame: bool = False,
@@ -50,13 +48,13 @@ def send(
         session: session of the communicator that sends.
         data: buffer to send.
         dest, tag: as in MPI.
-        name, phase, codec: as in :class:`~hybridcomp.collectives.communicator.Communicator`.
+        options: what the caller asks for.
         mode: name of MPI's method.
         frame: whether to encode the message whatever the policy says.
     """
     session.check_rank(dest, "dest")
     device = on_device(data)
-    choice = choose_send(session, data, name, phase, codec)
+    choice = choose_send(session, data, options)
     framed = frame or choice.compresses
     call = session.new_call("send", choice, data.nbytes, data.nbytes, peer=dest)
     if call.traced:
@@ -188,11 +186,9 @@ def _programs_now(session: Session, device: list[DeviceArray]) -> MessageProgram
     return None if device or not session.message_transport.post_queue.empty else session.message_programs
 
 
-def choose_send(
-    session: Session, data: Flat, name: str | None, phase: str | None, codec: CodecLike
-) -> Choice:
+def choose_send(session: Session, data: Flat, options: OperationOptions) -> Choice:
     """Choose the codec of a send; ``none`` for elements other than floats."""
-    choice = session.choose("send", data, name, phase, codec)
+    choice = session.choose("send", data, options)
     if choice.compresses and not data.dtype.is_float:
         return Choice(NONE, None, f"sends of {data.dtype.label} are not compressed")
     return choice

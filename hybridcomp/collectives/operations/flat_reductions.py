@@ -14,7 +14,7 @@ from mpi4py import MPI
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.algorithms.schedules import OperationKey
 from hybridcomp.collectives.buffers import datatype
-from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.choices import NO_OPTIONS, OperationOptions
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.execution.mpi_collectives import (
     AVG,
@@ -50,9 +50,7 @@ def choose_sum(
     op_name: str,
     data: Flat,
     op: Op,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
+    options: OperationOptions,
     *,
     ahead: bool = False,
 ) -> Choice:
@@ -60,7 +58,7 @@ def choose_sum(
     check_operator(op)
     if op not in (MPI.SUM, AVG):
         return Choice(NONE, None, "neither sum nor average")
-    choice = session.choose(op_name, data, name, phase, codec, ahead=ahead)
+    choice = session.choose(op_name, data, options, ahead=ahead)
     if choice.codec.linear and op_name != "all_reduce":
         return Choice(NONE, None, f"{choice.codec.name} only all-reduces")
     if choice.compresses and not data.dtype.is_float:
@@ -83,10 +81,7 @@ def allreduce(
     send: Flat,
     recv: Flat,
     op: Op,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
-    algorithm: str | None = None,
+    options: OperationOptions,
     *,
     step: int | None = None,
     framed: bool = False,
@@ -97,17 +92,17 @@ def allreduce(
         session: session of the communicator to reduce on.
         send, recv: buffers of one size and dtype; may be the same memory.
         op: reduction operator.
-        name, phase, codec, algorithm: as in :class:`~hybridcomp.collectives.communicator.Communicator`.
+        options: what the caller asks for.
         step: training step, whose codec messages without error feedback use; None leaves the codec as it is.
-        framed: whether messages are encoded even by ``none``, and ``algorithm`` decides in which order ranks are
+        framed: whether messages are encoded even by ``none``, and the algorithm decides in which order ranks are
             summed.
     """
     p = session.size
     device = on_device(send, recv)
     if overlap(send, recv) and not same_memory(send.data, recv.data):
         send = copied(send)
-    choice = choose_sum(session, "all_reduce", recv, op, name, phase, codec)
-    about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": name}
+    choice = choose_sum(session, "all_reduce", recv, op, options)
+    about = {"count": recv.size, "dtype": recv.dtype, "reduction": op, "name": options.name}
     call = session.new_call("all_reduce", choice, recv.nbytes, allreduce_bytes(recv.nbytes, p), **about)
     operands, reduction = Operands(send, recv, device), reduction_of(op)
     request: Request | None
@@ -118,15 +113,15 @@ def allreduce(
             choice,
             call,
             reduction,
-            name=name,
-            algorithm=algorithm,
+            name=options.name,
+            algorithm=options.algorithm,
             step=step,
             framed=framed,
         )
     else:
         fold = fold_of(op, recv.dtype)
         key = OperationKey.of("all_reduce", choice, recv.dtype, (recv.size,), reduction, fold=fold)
-        start = session.find_compiled(key, algorithm)
+        start = session.find_compiled(key, options.algorithm)
         if start is not None and device:  # MPI may add up there
             call.memory, start = "device", None
         request = None if start is None else start(call, operands)
@@ -135,14 +130,7 @@ def allreduce(
 
 
 def reduce_scatter_block(
-    session: Session,
-    send: Flat,
-    recv: Flat,
-    op: Op,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
-    algorithm: str | None = None,
+    session: Session, send: Flat, recv: Flat, op: Op, options: OperationOptions
 ) -> Request:
     """Start a reduce-scatter of equal blocks: rank r gets block r of the sum of ``send`` in ``recv``."""
     p = session.size
@@ -154,8 +142,8 @@ def reduce_scatter_block(
     own = send.data[session.rank * recv.size : (session.rank + 1) * recv.size]
     if overlap(send, recv) and not same_memory(own, recv.data):
         send = copied(send)
-    choice = choose_sum(session, "reduce_scatter", send, op, name, phase, codec)
-    about = {"count": send.size, "dtype": send.dtype, "reduction": op, "name": name}
+    choice = choose_sum(session, "reduce_scatter", send, op, options)
+    about = {"count": send.size, "dtype": send.dtype, "reduction": op, "name": options.name}
     call = session.new_call("reduce_scatter", choice, send.nbytes, (p - 1) * recv.nbytes, **about)
     if choice.codec.linear or not uses_schedule(choice, send, op):
         key = OperationKey.of("reduce_scatter", choice, send.dtype, (recv.size,) * p, reduction_of(op))
@@ -167,23 +155,16 @@ def reduce_scatter_block(
         return _reduced(
             session, session.mpi.Ireduce_scatter_block, op, (), call, Operands(send, recv, device)
         )
-    feedback, form = remembering(session, "reduce_scatter", choice, name, send.size)
+    feedback, form = remembering(session, "reduce_scatter", choice, options.name, send.size)
     counts = (recv.size,) * p
     key = OperationKey.of("reduce_scatter", choice, send.dtype, counts, reduction_of(op), feedback=form)
     return session.start_scheduled(
-        key, call, Operands(send, recv, device), algorithm=algorithm, feedback=feedback
+        key, call, Operands(send, recv, device), algorithm=options.algorithm, feedback=feedback
     )
 
 
 def reduce_scatter(
-    session: Session,
-    send: Flat,
-    recv: Flat,
-    counts: Sequence[int],
-    op: Op,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
+    session: Session, send: Flat, recv: Flat, counts: Sequence[int], op: Op, options: OperationOptions
 ) -> Request:
     """Start a reduce-scatter of parts of any size: rank r gets part r of the sum of ``send`` in ``recv``."""
     if len(counts) != session.size or send.size != sum(counts) or recv.size != counts[session.rank]:
@@ -192,12 +173,12 @@ def reduce_scatter(
             f"not fit the counts {', '.join(map(str, counts))}"
         )
     if len(set(counts)) == 1:
-        return reduce_scatter_block(session, send, recv, op, name, phase, codec)
+        return reduce_scatter_block(session, send, recv, op, options)
     device = on_device(send, recv)
     if overlap(send, recv) or not recv.size:  # MPI checks the address of an empty buffer, too
         send = copied(send)
-    choice = choose_sum(session, "reduce_scatter", send, op, name, phase, codec)
-    about = {"counts": counts, "dtype": send.dtype, "reduction": op, "name": name}
+    choice = choose_sum(session, "reduce_scatter", send, op, options)
+    about = {"counts": counts, "dtype": send.dtype, "reduction": op, "name": options.name}
     call = session.new_call("reduce_scatter", choice, send.nbytes, send.nbytes - recv.nbytes, **about)
     extents = tuple(following(counts))
     key = OperationKey.of(
@@ -212,21 +193,13 @@ def reduce_scatter(
             return session.mpi.Ireduce_scatter(a, b, counts, mpi_op)
 
         return _reduced(session, post, op, (), call, Operands(send, recv, device))
-    feedback, form = remembering(session, "reduce_scatter", choice, name, send.size)
+    feedback, form = remembering(session, "reduce_scatter", choice, options.name, send.size)
     key = key._replace(feedback=form)
     return session.start_scheduled(key, call, Operands(send, recv, device), feedback=feedback)
 
 
 def reduce(
-    session: Session,
-    send: Flat,
-    recv: Flat | None,
-    op: Op,
-    root: int,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
-    algorithm: str | None = None,
+    session: Session, send: Flat, recv: Flat | None, op: Op, root: int, options: OperationOptions = NO_OPTIONS
 ) -> Request:
     """Start a reduction to ``root``; elsewhere ``recv`` is not used."""
     session.check_rank(root, "root")
@@ -235,7 +208,7 @@ def reduce(
     if recv is not None and overlap(send, recv) and not same_memory(send.data, recv.data):
         send = copied(send)
     about = {"count": send.size, "dtype": send.dtype, "reduction": op, "root": root}
-    choice = choose_sum(session, "reduce", send, op, name, phase, codec)
+    choice = choose_sum(session, "reduce", send, op, options)
     call = session.new_call(
         "reduce", choice, send.nbytes, 0 if session.rank == root else send.nbytes, **about
     )
@@ -247,7 +220,7 @@ def reduce(
             f"reduce of {send.size} {send.dtype.label} needs as much room at the root, not {what}"
         )
     key = OperationKey.of("reduce", choice, send.dtype, (send.size,), reduction_of(op), root=root)
-    return session.start_scheduled(key, call, Operands(send, recv, device), algorithm=algorithm)
+    return session.start_scheduled(key, call, Operands(send, recv, device), algorithm=options.algorithm)
 
 
 def barrier(session: Session) -> Request:

@@ -17,13 +17,13 @@ from hybridcomp.collectives.buffers import (
     same_dtype,
     units,
 )
-from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.choices import NO_OPTIONS, CodecLike, OperationOptions
 from hybridcomp.collectives.datatypes import ForeignBufferError
 from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.fast_path_cache import ForOnceError, Key, Kind
 from hybridcomp.collectives.memory import copied
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
-from hybridcomp.collectives.operations.uncompressed import Operates, brief, told
+from hybridcomp.collectives.operations.uncompressed import ByMpi, Operates, brief, told
 from hybridcomp.collectives.requests import Request, stored
 from hybridcomp.collectives.session import Session
 from hybridcomp.collectives.vectors import parse_vector
@@ -55,15 +55,9 @@ def Allgather(
     key = ("all_gather", 0, name, phase, codec, algorithm)
     if comm.fast_path.done(key, _gather_scatter, sendbuf, recvbuf):
         return
-    if (nbytes := _passes_allgather(comm, sendbuf, recvbuf, codec)) >= 0:
-        return comm.pass_through.run(
-            "all_gather",
-            comm.session.mpi.Iallgather,
-            (sendbuf, recvbuf),
-            nbytes * comm.session.size,
-            copies=_others(comm.session),
-        )
-    return start_allgather(comm, sendbuf, recvbuf, name, phase, codec, algorithm).wait()
+    if by_mpi := _allgather_by_mpi(comm, sendbuf, recvbuf, codec):
+        return comm.pass_through.run(*by_mpi)
+    return start_allgather(comm, sendbuf, recvbuf, OperationOptions(name, phase, codec, algorithm)).wait()
 
 
 def Iallgather(
@@ -77,24 +71,24 @@ def Iallgather(
     algorithm: str | None = None,
 ) -> Request:
     """Start :meth:`Allgather`."""
-    if brief(nbytes := _passes_allgather(comm, sendbuf, recvbuf, codec)):
-        return comm.pass_through.begin(
-            "all_gather",
-            comm.session.mpi.Iallgather,
-            (sendbuf, recvbuf),
-            nbytes * comm.session.size,
-            copies=_others(comm.session),
-        )
-    return Request(start_allgather(comm, sendbuf, recvbuf, name, phase, codec, algorithm))
+    if brief(by_mpi := _allgather_by_mpi(comm, sendbuf, recvbuf, codec)):
+        return comm.pass_through.begin(*by_mpi)
+    key = ("all_gather", 0, name, phase, codec, algorithm)
+    begun = comm.fast_path.begun(key, _gather_scatter, (sendbuf, recvbuf))
+    if begun is None:
+        begun = _start_allgather(comm, sendbuf, recvbuf, OperationOptions(name, phase, codec, algorithm))
+    return Request(begun)
 
 
-def _passes_allgather(comm: Operates, sendbuf: Buffer, recvbuf: Buffer, codec: CodecLike) -> int:
+def _allgather_by_mpi(comm: Operates, sendbuf: Buffer, recvbuf: Buffer, codec: CodecLike) -> ByMpi | None:
+    session, passes = comm.session, comm.pass_through.passes
     if is_in_place(sendbuf):
-        return (
-            comm.pass_through.passes("all_gather", codec, recvbuf, blocks=comm.session.size)
-            // comm.session.size
-        )
-    return comm.pass_through.passes("all_gather", codec, sendbuf, recvbuf)
+        nbytes = passes("all_gather", codec, recvbuf, blocks=session.size)
+    else:
+        nbytes = passes("all_gather", codec, sendbuf, recvbuf) * session.size
+    if nbytes < 0:
+        return None
+    return "all_gather", session.mpi.Iallgather, (sendbuf, recvbuf), nbytes, _others(session)
 
 
 def _others(session: Session) -> float:
@@ -102,21 +96,19 @@ def _others(session: Session) -> float:
     return (session.size - 1) / session.size
 
 
-@told
 def start_allgather(
-    comm: Operates,
-    sendbuf: Buffer,
-    recvbuf: Buffer,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
-    algorithm: str | None = None,
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, options: OperationOptions = NO_OPTIONS
 ) -> progress.Request:
     """Start :meth:`Iallgather` as an operation without an MPI request."""
-    key = ("all_gather", 0, name, phase, codec, algorithm)
+    key = ("all_gather", 0, *options)
     request = comm.fast_path.begun(key, _gather_scatter, (sendbuf, recvbuf))
-    if request is not None:
-        return request
+    return request or _start_allgather(comm, sendbuf, recvbuf, options)
+
+
+@told
+def _start_allgather(
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, options: OperationOptions
+) -> progress.Request:
     try:
         recv = parse(recvbuf, writable=True, blocks=comm.session.size)
         if is_in_place(sendbuf):
@@ -126,11 +118,9 @@ def start_allgather(
             send = same_dtype(parse(sendbuf), recv)
     except ForeignBufferError:
         return comm.session.start_foreign(
-            "all_gather", lambda: comm.session.mpi.Iallgather(sendbuf, recvbuf), codec
+            "all_gather", lambda: comm.session.mpi.Iallgather(sendbuf, recvbuf), options.codec
         )
-    return stored(
-        flat_gather_scatter.allgather(comm.session, send, recv, name, phase, codec, algorithm), recv
-    )
+    return stored(flat_gather_scatter.allgather(comm.session, send, recv, options), recv)
 
 
 def Allgatherv(
@@ -143,15 +133,9 @@ def Allgatherv(
     codec: CodecLike = None,
 ) -> None:
     """Gather parts of any size: ``recvbuf`` as in :meth:`Alltoallv`, the same counts on all ranks."""
-    if (nbytes := comm.pass_through.passes("all_gather", codec, recvbuf, sendbuf, times=0)) >= 0:
-        return comm.pass_through.run(
-            "all_gather",
-            comm.session.mpi.Iallgatherv,
-            (sendbuf, recvbuf),
-            nbytes,
-            copies=_others(comm.session),
-        )
-    return start_allgatherv(comm, sendbuf, recvbuf, name, phase, codec).wait()
+    if by_mpi := _allgatherv_by_mpi(comm, sendbuf, recvbuf, codec):
+        return comm.pass_through.run(*by_mpi)
+    return start_allgatherv(comm, sendbuf, recvbuf, OperationOptions(name, phase, codec)).wait()
 
 
 def Iallgatherv(
@@ -164,25 +148,22 @@ def Iallgatherv(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Allgatherv`."""
-    if (nbytes := comm.pass_through.passes("all_gather", codec, recvbuf, sendbuf, times=0)) >= 0:
-        return comm.pass_through.begin(
-            "all_gather",
-            comm.session.mpi.Iallgatherv,
-            (sendbuf, recvbuf),
-            nbytes,
-            copies=_others(comm.session),
-        )
-    return Request(start_allgatherv(comm, sendbuf, recvbuf, name, phase, codec))
+    if by_mpi := _allgatherv_by_mpi(comm, sendbuf, recvbuf, codec):
+        return comm.pass_through.begin(*by_mpi)
+    return Request(start_allgatherv(comm, sendbuf, recvbuf, OperationOptions(name, phase, codec)))
+
+
+def _allgatherv_by_mpi(comm: Operates, sendbuf: Buffer, recvbuf: Buffer, codec: CodecLike) -> ByMpi | None:
+    nbytes = comm.pass_through.passes("all_gather", codec, recvbuf, sendbuf, times=0)
+    if nbytes < 0:
+        return None
+    session = comm.session
+    return "all_gather", session.mpi.Iallgatherv, (sendbuf, recvbuf), nbytes, _others(session)
 
 
 @told
 def start_allgatherv(
-    comm: Operates,
-    sendbuf: Buffer,
-    recvbuf: Buffer,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, options: OperationOptions = NO_OPTIONS
 ) -> progress.Request:
     """Start :meth:`Iallgatherv` as an operation without an MPI request."""
     try:
@@ -191,9 +172,9 @@ def start_allgatherv(
         send = mine if is_in_place(sendbuf) else same_dtype(parse(sendbuf), recv)
     except ForeignBufferError:
         return comm.session.start_foreign(
-            "all_gather", lambda: comm.session.mpi.Iallgatherv(sendbuf, recvbuf), codec
+            "all_gather", lambda: comm.session.mpi.Iallgatherv(sendbuf, recvbuf), options.codec
         )
-    return stored(flat_gather_scatter.allgatherv(comm.session, send, recv, extents, name, phase, codec), recv)
+    return stored(flat_gather_scatter.allgatherv(comm.session, send, recv, extents, options), recv)
 
 
 # -- all-to-all ------------------------------------------------------------------------------------------
@@ -212,15 +193,9 @@ def Alltoall(
     key = ("all_to_all", 0, name, phase, codec, None)
     if comm.fast_path.done(key, _gather_scatter, sendbuf, recvbuf):
         return
-    if (
-        nbytes := comm.pass_through.passes(
-            "all_to_all", codec, recvbuf, sendbuf, comm.session.size, comm.session.size
-        )
-    ) >= 0:
-        return comm.pass_through.run(
-            "all_to_all", comm.session.mpi.Ialltoall, (sendbuf, recvbuf), nbytes, copies=_others(comm.session)
-        )
-    return _alltoall(comm, sendbuf, recvbuf, name, phase, codec).wait()
+    if by_mpi := _alltoall_by_mpi(comm, sendbuf, recvbuf, codec):
+        return comm.pass_through.run(*by_mpi)
+    return _start_alltoall(comm, sendbuf, recvbuf, OperationOptions(name, phase, codec)).wait()
 
 
 def Ialltoall(
@@ -233,31 +208,33 @@ def Ialltoall(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Alltoall`."""
-    if brief(
-        nbytes := comm.pass_through.passes(
-            "all_to_all", codec, recvbuf, sendbuf, comm.session.size, comm.session.size
-        )
-    ):
-        return comm.pass_through.begin(
-            "all_to_all", comm.session.mpi.Ialltoall, (sendbuf, recvbuf), nbytes, copies=_others(comm.session)
-        )
-    return Request(_alltoall(comm, sendbuf, recvbuf, name, phase, codec))
+    if brief(by_mpi := _alltoall_by_mpi(comm, sendbuf, recvbuf, codec)):
+        return comm.pass_through.begin(*by_mpi)
+    key = ("all_to_all", 0, name, phase, codec, None)
+    begun = comm.fast_path.begun(key, _gather_scatter, (sendbuf, recvbuf))
+    if begun is None:
+        begun = _start_alltoall(comm, sendbuf, recvbuf, OperationOptions(name, phase, codec))
+    return Request(begun)
+
+
+def _alltoall_by_mpi(comm: Operates, sendbuf: Buffer, recvbuf: Buffer, codec: CodecLike) -> ByMpi | None:
+    session = comm.session
+    nbytes = comm.pass_through.passes("all_to_all", codec, recvbuf, sendbuf, session.size, session.size)
+    if nbytes < 0:
+        return None
+    return "all_to_all", session.mpi.Ialltoall, (sendbuf, recvbuf), nbytes, _others(session)
 
 
 @told
-def _alltoall(
-    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, name: str | None, phase: str | None, codec: CodecLike
+def _start_alltoall(
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, options: OperationOptions
 ) -> progress.Request:
-    key = ("all_to_all", 0, name, phase, codec, None)
-    request = comm.fast_path.begun(key, _gather_scatter, (sendbuf, recvbuf))
-    if request is not None:
-        return request
     try:
         recv = parse(recvbuf, writable=True, blocks=comm.session.size)
         send = recv if is_in_place(sendbuf) else like(parse(sendbuf, blocks=comm.session.size), recv)
     except ForeignBufferError:
         return comm.session.start_foreign(
-            "all_to_all", lambda: comm.session.mpi.Ialltoall(sendbuf, recvbuf), codec
+            "all_to_all", lambda: comm.session.mpi.Ialltoall(sendbuf, recvbuf), options.codec
         )
     if send.size % comm.session.size:
         raise ValueError(
@@ -265,7 +242,7 @@ def _alltoall(
         )
     n = send.size // comm.session.size
     extents = [(q * n, n) for q in range(comm.session.size)]
-    request = flat_gather_scatter.alltoallv(comm.session, send, extents, recv, extents, n, name, phase, codec)
+    request = flat_gather_scatter.alltoallv(comm.session, send, extents, recv, extents, n, options)
     return stored(request, recv)
 
 
@@ -283,15 +260,9 @@ def Alltoallv(
     An MPI datatype may follow. Parts are compressed whatever their size, since ranks do not know each
     other's totals.
     """
-    if (nbytes := comm.pass_through.passes("all_to_all", codec, sendbuf, recvbuf, times=0)) >= 0:
-        return comm.pass_through.run(
-            "all_to_all",
-            comm.session.mpi.Ialltoallv,
-            (sendbuf, recvbuf),
-            nbytes,
-            copies=_others(comm.session),
-        )
-    return start_alltoallv(comm, sendbuf, recvbuf, name, phase, codec).wait()
+    if by_mpi := _alltoallv_by_mpi(comm, sendbuf, recvbuf, codec):
+        return comm.pass_through.run(*by_mpi)
+    return start_alltoallv(comm, sendbuf, recvbuf, OperationOptions(name, phase, codec)).wait()
 
 
 def Ialltoallv(
@@ -304,25 +275,22 @@ def Ialltoallv(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Alltoallv`."""
-    if (nbytes := comm.pass_through.passes("all_to_all", codec, sendbuf, recvbuf, times=0)) >= 0:
-        return comm.pass_through.begin(
-            "all_to_all",
-            comm.session.mpi.Ialltoallv,
-            (sendbuf, recvbuf),
-            nbytes,
-            copies=_others(comm.session),
-        )
-    return Request(start_alltoallv(comm, sendbuf, recvbuf, name, phase, codec))
+    if by_mpi := _alltoallv_by_mpi(comm, sendbuf, recvbuf, codec):
+        return comm.pass_through.begin(*by_mpi)
+    return Request(start_alltoallv(comm, sendbuf, recvbuf, OperationOptions(name, phase, codec)))
+
+
+def _alltoallv_by_mpi(comm: Operates, sendbuf: Buffer, recvbuf: Buffer, codec: CodecLike) -> ByMpi | None:
+    nbytes = comm.pass_through.passes("all_to_all", codec, sendbuf, recvbuf, times=0)
+    if nbytes < 0:
+        return None
+    session = comm.session
+    return "all_to_all", session.mpi.Ialltoallv, (sendbuf, recvbuf), nbytes, _others(session)
 
 
 @told
 def start_alltoallv(
-    comm: Operates,
-    sendbuf: Buffer,
-    recvbuf: Buffer,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, options: OperationOptions = NO_OPTIONS
 ) -> progress.Request:
     """Start :meth:`Ialltoallv` as an operation without an MPI request."""
     try:
@@ -333,10 +301,10 @@ def start_alltoallv(
             send, outgoing = parse_vector(sendbuf, comm.session.size, writable=False)
     except ForeignBufferError:
         return comm.session.start_foreign(
-            "all_to_all", lambda: comm.session.mpi.Ialltoallv(sendbuf, recvbuf), codec
+            "all_to_all", lambda: comm.session.mpi.Ialltoallv(sendbuf, recvbuf), options.codec
         )
     request = flat_gather_scatter.alltoallv(
-        comm.session, same_dtype(send, recv), outgoing, recv, incoming, None, name, phase, codec
+        comm.session, same_dtype(send, recv), outgoing, recv, incoming, None, options
     )
     return stored(request, recv)
 
@@ -373,10 +341,9 @@ def Bcast(
     key = ("broadcast", root, name, phase, codec, algorithm)
     if comm.fast_path.done(key, _gather_scatter, buf, buf):
         return
-    if (nbytes := comm.pass_through.passes("broadcast", codec, buf)) >= 0:
-        copies = _sent_on(comm.session, root)
-        return comm.pass_through.run("broadcast", comm.session.mpi.Ibcast, (buf, root), nbytes, copies=copies)
-    return start_bcast(comm, buf, root, name, phase, codec, algorithm).wait()
+    if by_mpi := _bcast_by_mpi(comm, buf, root, codec):
+        return comm.pass_through.run(*by_mpi)
+    return start_bcast(comm, buf, root, OperationOptions(name, phase, codec, algorithm)).wait()
 
 
 def Ibcast(
@@ -390,35 +357,41 @@ def Ibcast(
     algorithm: str | None = None,
 ) -> Request:
     """Start :meth:`Bcast`."""
-    if brief(nbytes := comm.pass_through.passes("broadcast", codec, buf)):
-        copies = _sent_on(comm.session, root)
-        return comm.pass_through.begin(
-            "broadcast", comm.session.mpi.Ibcast, (buf, root), nbytes, copies=copies
-        )
-    return Request(start_bcast(comm, buf, root, name, phase, codec, algorithm))
+    if brief(by_mpi := _bcast_by_mpi(comm, buf, root, codec)):
+        return comm.pass_through.begin(*by_mpi)
+    key = ("broadcast", root, name, phase, codec, algorithm)
+    begun = comm.fast_path.begun(key, _gather_scatter, (buf, buf))
+    if begun is None:
+        begun = _start_bcast(comm, buf, root, OperationOptions(name, phase, codec, algorithm))
+    return Request(begun)
+
+
+def _bcast_by_mpi(comm: Operates, buf: Buffer, root: int, codec: CodecLike) -> ByMpi | None:
+    nbytes = comm.pass_through.passes("broadcast", codec, buf)
+    if nbytes < 0:
+        return None
+    return "broadcast", comm.session.mpi.Ibcast, (buf, root), nbytes, _sent_on(comm.session, root)
+
+
+def start_bcast(
+    comm: Operates, buf: Buffer, root: int, options: OperationOptions = NO_OPTIONS
+) -> progress.Request:
+    """Start :meth:`Ibcast` as an operation without an MPI request."""
+    key = ("broadcast", root, *options)
+    request = comm.fast_path.begun(key, _gather_scatter, (buf, buf))
+    return request or _start_bcast(comm, buf, root, options)
 
 
 @told
-def start_bcast(
-    comm: Operates,
-    buf: Buffer,
-    root: int,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
-    algorithm: str | None = None,
-) -> progress.Request:
-    """Start :meth:`Ibcast` as an operation without an MPI request."""
-    key = ("broadcast", root, name, phase, codec, algorithm)
-    request = comm.fast_path.begun(key, _gather_scatter, (buf, buf))
-    if request is not None:
-        return request
+def _start_bcast(comm: Operates, buf: Buffer, root: int, options: OperationOptions) -> progress.Request:
     try:
         comm.session.check_rank(root, "root")
         flat = _given_by_root(buf) if root == comm.session.rank else parse(buf, writable=True)
     except ForeignBufferError:
-        return comm.session.start_foreign("broadcast", lambda: comm.session.mpi.Ibcast(buf, root), codec)
-    request = flat_gather_scatter.bcast(comm.session, flat, root, name, phase, codec, algorithm)
+        return comm.session.start_foreign(
+            "broadcast", lambda: comm.session.mpi.Ibcast(buf, root), options.codec
+        )
+    request = flat_gather_scatter.bcast(comm.session, flat, root, options)
     return stored(request, flat)
 
 
@@ -461,7 +434,7 @@ def _barriers(session: Session, *_: Any) -> Kind:
 
 def _gather_scatter(session: Session, key: Key, send: Any, recv: Any, _op: Any) -> Kind | None:
     """Return the kind of a gather, broadcast or all-to-all of plain arrays; None if MPI cannot do it alone."""
-    what, root, name, phase, codec, _ = key
+    what, root, *options = key
     p = session.size
     in_place = is_in_place(send)
     try:
@@ -475,7 +448,7 @@ def _gather_scatter(session: Session, key: Key, send: Any, recv: Any, _op: Any) 
     if what == "broadcast":
         session.check_rank(root, "root")
     elements = n if what == "all_to_all" else None
-    choice = session.choose(what, part(flat, 0, n), name, phase, codec, elements, ahead=True)
+    choice = session.choose(what, part(flat, 0, n), OperationOptions(*options), elements, ahead=True)
     if choice.once:
         raise ForOnceError
     raw, comm = n * flat.dtype.itemsize, session.mpi.handle

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from hybridcomp.arrays import Flat
 from hybridcomp.codecs import get_codec
 from hybridcomp.collectives.buffers import elements, parse, same_dtype
-from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.choices import CodecLike, OperationOptions
 from hybridcomp.collectives.data_path.coding import NONE
 from hybridcomp.collectives.data_path.neighbors import Block, exchange
 from hybridcomp.collectives.datatypes import ForeignBufferError
@@ -44,16 +44,14 @@ class _Exchange(NamedTuple):
     Attributes:
         rules: ``"all_gather"`` or ``"all_to_all"``, whose rules the policy gives it.
         equal: whether all blocks are of one size, of which the policy knows; of others small ones stay exact.
-        sendbuf, recvbuf, name, phase, codec: arguments of the call.
+        sendbuf, recvbuf, options: arguments of the call.
     """
 
     rules: str
     equal: bool
     sendbuf: Buffer
     recvbuf: Buffer
-    name: str | None
-    phase: str | None
-    codec: CodecLike
+    options: OperationOptions
 
 
 class Neighborhood:
@@ -109,7 +107,7 @@ def Neighbor_allgather(
     codec: CodecLike = None,
 ) -> None:
     """Send ``sendbuf`` (n elements) to all neighbours, and gather theirs in ``recvbuf`` (neighbours * n)."""
-    _run_among(comm, _Exchange("all_gather", True, sendbuf, recvbuf, name, phase, codec))
+    _run_among(comm, _Exchange("all_gather", True, sendbuf, recvbuf, OperationOptions(name, phase, codec)))
 
 
 def Ineighbor_allgather(
@@ -122,7 +120,9 @@ def Ineighbor_allgather(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Neighbor_allgather`."""
-    return _begin_among(comm, _Exchange("all_gather", True, sendbuf, recvbuf, name, phase, codec))
+    return _begin_among(
+        comm, _Exchange("all_gather", True, sendbuf, recvbuf, OperationOptions(name, phase, codec))
+    )
 
 
 def Neighbor_allgatherv(
@@ -135,7 +135,7 @@ def Neighbor_allgatherv(
     codec: CodecLike = None,
 ) -> None:
     """Gather blocks of any size as :meth:`Neighbor_allgather` does: ``recvbuf`` as in ``Allgatherv``."""
-    _run_among(comm, _Exchange("all_gather", False, sendbuf, recvbuf, name, phase, codec))
+    _run_among(comm, _Exchange("all_gather", False, sendbuf, recvbuf, OperationOptions(name, phase, codec)))
 
 
 def Ineighbor_allgatherv(
@@ -148,7 +148,9 @@ def Ineighbor_allgatherv(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Neighbor_allgatherv`."""
-    return _begin_among(comm, _Exchange("all_gather", False, sendbuf, recvbuf, name, phase, codec))
+    return _begin_among(
+        comm, _Exchange("all_gather", False, sendbuf, recvbuf, OperationOptions(name, phase, codec))
+    )
 
 
 def Neighbor_alltoall(
@@ -161,7 +163,7 @@ def Neighbor_alltoall(
     codec: CodecLike = None,
 ) -> None:
     """Send equal parts of ``sendbuf`` to the neighbours, and gather theirs in ``recvbuf``."""
-    _run_among(comm, _Exchange("all_to_all", True, sendbuf, recvbuf, name, phase, codec))
+    _run_among(comm, _Exchange("all_to_all", True, sendbuf, recvbuf, OperationOptions(name, phase, codec)))
 
 
 def Ineighbor_alltoall(
@@ -174,7 +176,9 @@ def Ineighbor_alltoall(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Neighbor_alltoall`."""
-    return _begin_among(comm, _Exchange("all_to_all", True, sendbuf, recvbuf, name, phase, codec))
+    return _begin_among(
+        comm, _Exchange("all_to_all", True, sendbuf, recvbuf, OperationOptions(name, phase, codec))
+    )
 
 
 def Neighbor_alltoallv(
@@ -187,7 +191,7 @@ def Neighbor_alltoallv(
     codec: CodecLike = None,
 ) -> None:
     """Exchange parts of any size with the neighbours: both buffers as in ``Alltoallv``."""
-    _run_among(comm, _Exchange("all_to_all", False, sendbuf, recvbuf, name, phase, codec))
+    _run_among(comm, _Exchange("all_to_all", False, sendbuf, recvbuf, OperationOptions(name, phase, codec)))
 
 
 def Ineighbor_alltoallv(
@@ -200,7 +204,9 @@ def Ineighbor_alltoallv(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Neighbor_alltoallv`."""
-    return _begin_among(comm, _Exchange("all_to_all", False, sendbuf, recvbuf, name, phase, codec))
+    return _begin_among(
+        comm, _Exchange("all_to_all", False, sendbuf, recvbuf, OperationOptions(name, phase, codec))
+    )
 
 
 def Neighbor_alltoallw(comm: HasNeighbors, sendbuf: Buffer, recvbuf: Buffer) -> None:
@@ -233,7 +239,7 @@ def _passes_among(comm: HasNeighbors, of: _Exchange) -> int:
     """Tell whether MPI alone does an exchange: see :meth:`_passes`."""
     if of.rules == "all_to_all" and comm.neighborhood.disordered:
         return -1
-    return comm.pass_through.passes(of.rules, of.codec, of.sendbuf, of.recvbuf, times=0)
+    return comm.pass_through.passes(of.rules, of.options.codec, of.sendbuf, of.recvbuf, times=0)
 
 
 def _run_among(comm: HasNeighbors, of: _Exchange) -> None:
@@ -250,7 +256,7 @@ def _begin_among(comm: HasNeighbors, of: _Exchange) -> Request:
 
 @told
 def _start_among(comm: HasNeighbors, of: _Exchange) -> progress.Request:
-    rules, equal, sendbuf, recvbuf, name, phase, codec = of
+    rules, equal, sendbuf, recvbuf, options = of
     sources, destinations = comm.neighborhood.ranks
     post, op = _post(comm, of), f"neighbor_{rules.replace('_', '')}"
     try:
@@ -262,14 +268,14 @@ def _start_among(comm: HasNeighbors, of: _Exchange) -> progress.Request:
             send, parts = _blocks(sendbuf, len(destinations), equal=equal, writable=False)
         send = same_dtype(send, recv)
     except ForeignBufferError:
-        return comm.session.start_foreign(op, lambda: post(sendbuf, recvbuf), codec)
-    choice = comm.session.choose(rules, send, name, phase, codec, None if equal else MANY)
+        return comm.session.start_foreign(op, lambda: post(sendbuf, recvbuf), options.codec)
+    choice = comm.session.choose(rules, send, options, None if equal else MANY)
     peers = [destinations] if rules == "all_gather" else [[peer] for peer in destinations]
     outgoing = [
         Block(start, count, [peer for peer in to if peer != MPI.PROC_NULL])
         for (start, count), to in zip(parts, peers, strict=True)
     ]
-    if comm.pass_through.is_mpis(rules, codec) and not (
+    if comm.pass_through.is_mpis(rules, options.codec) and not (
         rules == "all_to_all" and comm.neighborhood.disordered
     ):
         whole = equal or rules == "all_gather"
@@ -341,12 +347,13 @@ def _exchange(
         for at in _arrivals(comm, len(sources))
         if sources[at] != MPI.PROC_NULL
     ]
-    if of.codec is None:
+    asked = of.options.codec
+    if asked is None:
         codecs = comm.session.policy.codecs(comm.session.axis, of.rules)
     else:
-        codecs = (of.codec.codec if isinstance(of.codec, Choice) else get_codec(of.codec),)
+        codecs = (asked.codec if isinstance(asked, Choice) else get_codec(asked),)
     call = comm.session.new_call(
-        op, choice, send.nbytes, _sent(outgoing, send), dtype=send.dtype, name=of.name
+        op, choice, send.nbytes, _sent(outgoing, send), dtype=send.dtype, name=of.options.name
     )
     encoded_from = 0 if of.equal else choice.min_bytes
     tag = comm.session.transport.tag()

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import is_torch
 from hybridcomp.collectives.buffers import Spec, check, datatype_of, in_memory, parse, units
-from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.choices import NO_OPTIONS, CodecLike, OperationOptions
 from hybridcomp.collectives.datatypes import BY_HANDLE, ForeignBufferError
 from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.fast_path_cache import Key, Kind
@@ -55,8 +55,8 @@ def Send(
     ):
         return
     if (nbytes := comm.pass_through.passes("send", codec, buf)) >= 0:
-        return comm.pass_through.run("send", comm.session.p2p.Isend, (buf, dest, tag), nbytes, dest)
-    return start_send(comm, buf, dest, tag, name, phase, codec, "Isend").wait()
+        return comm.pass_through.run("send", comm.session.p2p.Isend, (buf, dest, tag), nbytes, 1, dest)
+    return start_send(comm, buf, dest, tag, OperationOptions(name, phase, codec), "Isend").wait()
 
 
 def Isend(
@@ -75,8 +75,8 @@ def Isend(
         if request is not None:
             return request
     if (nbytes := comm.pass_through.passes("send", codec, buf)) >= 0:
-        return comm.pass_through.begin("send", comm.session.p2p.Isend, (buf, dest, tag), nbytes, dest)
-    return Request(start_send(comm, buf, dest, tag, name, phase, codec, "Isend"))
+        return comm.pass_through.begin("send", comm.session.p2p.Isend, (buf, dest, tag), nbytes, 1, dest)
+    return Request(start_send(comm, buf, dest, tag, OperationOptions(name, phase, codec), "Isend"))
 
 
 def Ssend(comm: Operates, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
@@ -96,8 +96,8 @@ def Issend(
 ) -> Request:
     """Start :meth:`Ssend`."""
     if (nbytes := comm.pass_through.passes("send", codec, buf)) >= 0:
-        return comm.pass_through.begin("send", comm.session.p2p.Issend, (buf, dest, tag), nbytes, dest)
-    return Request(start_send(comm, buf, dest, tag, name, phase, codec, "Issend"))
+        return comm.pass_through.begin("send", comm.session.p2p.Issend, (buf, dest, tag), nbytes, 1, dest)
+    return Request(start_send(comm, buf, dest, tag, OperationOptions(name, phase, codec), "Issend"))
 
 
 def Rsend(comm: Operates, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
@@ -117,8 +117,8 @@ def Irsend(
 ) -> Request:
     """Start :meth:`Rsend`."""
     if (nbytes := comm.pass_through.passes("send", codec, buf)) >= 0:
-        return comm.pass_through.begin("send", comm.session.p2p.Irsend, (buf, dest, tag), nbytes, dest)
-    return Request(start_send(comm, buf, dest, tag, name, phase, codec, "Irsend"))
+        return comm.pass_through.begin("send", comm.session.p2p.Irsend, (buf, dest, tag), nbytes, 1, dest)
+    return Request(start_send(comm, buf, dest, tag, OperationOptions(name, phase, codec), "Irsend"))
 
 
 def Bsend(comm: Operates, buf: Buffer, dest: int, tag: int = 0, **ours: Any) -> None:
@@ -138,8 +138,8 @@ def Ibsend(
 ) -> Request:
     """Start :meth:`Bsend`."""
     if (nbytes := comm.pass_through.passes("send", codec, buf)) >= 0:
-        return comm.pass_through.begin("send", comm.session.p2p.Ibsend, (buf, dest, tag), nbytes, dest)
-    return Request(start_send(comm, buf, dest, tag, name, phase, codec, "Ibsend"))
+        return comm.pass_through.begin("send", comm.session.p2p.Ibsend, (buf, dest, tag), nbytes, 1, dest)
+    return Request(start_send(comm, buf, dest, tag, OperationOptions(name, phase, codec), "Ibsend"))
 
 
 def start_send(
@@ -147,14 +147,12 @@ def start_send(
     buf: Buffer,
     dest: int,
     tag: int,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
+    options: OperationOptions = NO_OPTIONS,
     mode: str = "Isend",
 ) -> progress.Request:
     """Start :meth:`Isend` as an operation without an MPI request."""
     if mode == "Isend" and dest in comm.fast_path.met:
-        key = ("send", 0, name, phase, codec)
+        key = ("send", 0, *options[:-1])
         request = comm.fast_path.begun(key, _single, (buf, dest, tag), None, dest)
         if request is not None:
             return request
@@ -169,11 +167,11 @@ def start_send(
         return comm.session.start_foreign(
             "send",
             lambda: t.start(dest, lambda: post(buf, dest, tag)),
-            None if nobody else codec,
+            None if nobody else options.codec,
             transport=t,
             peer=dest,
         )
-    return flat_p2p.send(comm.session, flat, dest, tag, name, phase, codec, mode=mode)
+    return flat_p2p.send(comm.session, flat, dest, tag, options, mode=mode)
 
 
 # -- receives --------------------------------------------------------------------------------------------
@@ -215,7 +213,7 @@ def Irecv(
             return begun
     if comm.session.unexpected is None and (nbytes := comm.pass_through.passes("recv", codec, buf)) >= 0:
         arguments = (_as_bytes(comm, buf, nbytes), source, tag)
-        request = comm.pass_through.begin("recv", comm.session.p2p.Irecv, arguments, nbytes, source, copies=0)
+        request = comm.pass_through.begin("recv", comm.session.p2p.Irecv, arguments, nbytes, 0, source)
         return Request(start_recv(comm, buf, source, tag)) if takes_back(comm.session, request) else request
     return Request(start_recv(comm, buf, source, tag, codec, None))
 
@@ -227,7 +225,7 @@ def _recv_by_mpi(
     if comm.session.compressed_from is not None and status is None:
         status = MPI.Status()
     arguments = (_as_bytes(comm, buf, nbytes), source, tag)
-    comm.pass_through.run("recv", comm.session.p2p.Irecv, arguments, nbytes, source, status, copies=0)
+    comm.pass_through.run("recv", comm.session.p2p.Irecv, arguments, nbytes, 0, source, status)
     if comm.session.compressed_from is not None:
         comm.fast_path.check_plain(buf, status)
 
@@ -304,7 +302,10 @@ def Sendrecv(
         return
     check_buffers(sendbuf, dest, recvbuf, source)
     receive = start_recv(comm, recvbuf, source, recvtag, codec, status)
-    wait_for([receive, start_send(comm, sendbuf, dest, sendtag, name, phase, codec, "Isend")], None)
+    wait_for(
+        [receive, start_send(comm, sendbuf, dest, sendtag, OperationOptions(name, phase, codec), "Isend")],
+        None,
+    )
 
 
 def _exchanged_by_mpi(
@@ -318,8 +319,8 @@ def _exchanged_by_mpi(
     p2p = comm.session.p2p
     p2p.Recv_init(*incoming).Free()  # raises MPI's errors, before a receive is posted that would stay
     p2p.Send_init(*outgoing).Free()
-    request = passing.begin("recv", p2p.Irecv, incoming, received, incoming[1], copies=0)
-    passing.run("send", p2p.Isend, outgoing, sent, outgoing[1])
+    request = passing.begin("recv", p2p.Irecv, incoming, received, 0, incoming[1])
+    passing.run("send", p2p.Isend, outgoing, sent, 1, outgoing[1])
     request.Wait(status)
     return True
 
@@ -340,7 +341,9 @@ def Isendrecv(
     """Start :meth:`Sendrecv`."""
     check_buffers(sendbuf, dest, recvbuf, source)
     receive = start_recv(comm, recvbuf, source, recvtag, codec, None)
-    return Request(start_send(comm, sendbuf, dest, sendtag, name, phase, codec, "Isend"), receive)
+    return Request(
+        start_send(comm, sendbuf, dest, sendtag, OperationOptions(name, phase, codec), "Isend"), receive
+    )
 
 
 def Sendrecv_replace(
@@ -388,12 +391,12 @@ def _sendrecv_replace(
         flat = None if MPI.PROC_NULL in (dest, source) else parse(buf, writable=True)
     except ForeignBufferError:
         # MPICH's own Isendrecv_replace takes no datatypes with gaps.
-        sent = start_send(comm, _copied_memory(buf), dest, sendtag, None, None, codec)
+        sent = start_send(comm, _copied_memory(buf), dest, sendtag, OperationOptions(codec=codec))
         return [sent, start_recv(comm, buf, source, recvtag, codec, status)]
     if flat is None:  # the buffer is sent or written, not both
-        sent = start_send(comm, buf, dest, sendtag, None, None, codec)
+        sent = start_send(comm, buf, dest, sendtag, OperationOptions(codec=codec))
         return [sent, start_recv(comm, buf, source, recvtag, codec, status)]
-    sent = flat_p2p.send(comm.session, copied(flat), dest, sendtag, None, None, codec)
+    sent = flat_p2p.send(comm.session, copied(flat), dest, sendtag, OperationOptions(codec=codec))
     if comm.session.unexpected is not None:
         return [sent, start_recv(comm, buf, source, recvtag, codec, status)]
     return [sent, stored(flat_p2p.recv(comm.session, flat, source, recvtag, codec, status), flat)]
@@ -418,7 +421,9 @@ def Isend_array(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Send_array`."""
-    return Request(flat_p2p.send(comm.session, parse(array), dest, tag, name, phase, codec, frame=True))
+    return Request(
+        flat_p2p.send(comm.session, parse(array), dest, tag, OperationOptions(name, phase, codec), frame=True)
+    )
 
 
 def Recv_array(
@@ -479,7 +484,7 @@ def _single(session: Session, key: Key, buf: Any, _: Any, __: Any) -> Kind | Non
             return call, arguments
         program = programs and programs.recv(flat_p2p.codecs_of(session, codec), flat.dtype, flat.size)
     else:
-        choice = flat_p2p.choose_send(session, flat, name, phase, codec)
+        choice = flat_p2p.choose_send(session, flat, OperationOptions(name, phase, codec))
         call = session.new_call("send", choice, flat.nbytes, flat.nbytes)
         if not choice.compresses:
             return call, arguments

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import DType, DTypeLike, Flat, as_dtype
 from hybridcomp.collectives.buffers import datatype, raw, typed
-from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.choices import CodecLike, OperationOptions
 from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.execution.mpi_collectives import native, reduces_directly
 from hybridcomp.collectives.execution.mpi_ops import same_on_all
@@ -102,7 +102,7 @@ def plan_allreduce(
     """Plan an all-reduce of arrays of a shape."""
     session = comm.session
     send, recv, s, r = _arrays(dtype, shape, shape)
-    choice = flat_reductions.choose_sum(session, "all_reduce", r, op, name, phase, codec)
+    choice = flat_reductions.choose_sum(session, "all_reduce", r, op, OperationOptions(name, phase, codec))
     if (
         isinstance(op, MPI.Op)
         and not flat_reductions.uses_schedule(choice, r, op)
@@ -112,7 +112,11 @@ def plan_allreduce(
         post = session.mpi.Allreduce_init(typed(s.data, s.dtype), typed(r.data, r.dtype), own)
         sent = allreduce_bytes(r.nbytes, session.size)
         return _persistent(session, "all_reduce", choice, post, send, recv, r.nbytes, sent)
-    return _plan(send, recv, lambda: flat_reductions.allreduce(session, s, r, op, name, phase, choice))
+    return _plan(
+        send,
+        recv,
+        lambda: flat_reductions.allreduce(session, s, r, op, OperationOptions(name, phase, choice)),
+    )
 
 
 def plan_reduce_scatter_block(
@@ -128,7 +132,9 @@ def plan_reduce_scatter_block(
     """Plan a reduce-scatter whose blocks have a shape: ``send`` has one more dim, the ranks."""
     session = comm.session
     send, recv, s, r = _arrays(dtype, _all_of(session, shape), shape)
-    choice = flat_reductions.choose_sum(session, "reduce_scatter", s, op, name, phase, codec)
+    choice = flat_reductions.choose_sum(
+        session, "reduce_scatter", s, op, OperationOptions(name, phase, codec)
+    )
     plain = (
         not choice.codec.linear
         and not flat_reductions.uses_schedule(choice, s, op)
@@ -141,7 +147,11 @@ def plan_reduce_scatter_block(
             session, "reduce_scatter", choice, post, send, recv, s.nbytes, (session.size - 1) * r.nbytes
         )
     return _plan(
-        send, recv, lambda: flat_reductions.reduce_scatter_block(session, s, r, op, name, phase, choice)
+        send,
+        recv,
+        lambda: flat_reductions.reduce_scatter_block(
+            session, s, r, op, OperationOptions(name, phase, choice)
+        ),
     )
 
 
@@ -157,13 +167,17 @@ def plan_allgather(
     """Plan an all-gather of arrays of a shape: ``recv`` has one more dim, the ranks."""
     session = comm.session
     send, recv, s, r = _arrays(dtype, shape, _all_of(session, shape))
-    choice = session.choose("all_gather", s, name, phase, codec)
+    choice = session.choose("all_gather", s, OperationOptions(name, phase, codec))
     if not choice.compresses:
         post = session.mpi.Allgather_init(raw(s), raw(r))
         return _persistent(
             session, "all_gather", choice, post, send, recv, r.nbytes, (session.size - 1) * s.nbytes
         )
-    return _plan(send, recv, lambda: flat_gather_scatter.allgather(session, s, r, name, phase, choice))
+    return _plan(
+        send,
+        recv,
+        lambda: flat_gather_scatter.allgather(session, s, r, OperationOptions(name, phase, choice)),
+    )
 
 
 def plan_bcast(
@@ -180,11 +194,13 @@ def plan_bcast(
     session = comm.session
     session.check_rank(root, "root")
     send, _, s, _ = _arrays(dtype, shape, 0)
-    choice = session.choose("broadcast", s, name, phase, codec)
+    choice = session.choose("broadcast", s, OperationOptions(name, phase, codec))
     if not choice.compresses:
         post = session.mpi.Bcast_init(raw(s), root)
         return _persistent(session, "broadcast", choice, post, send, send, s.nbytes, 0)
-    return _plan(send, send, lambda: flat_gather_scatter.bcast(session, s, root, name, phase, choice))
+    return _plan(
+        send, send, lambda: flat_gather_scatter.bcast(session, s, root, OperationOptions(name, phase, choice))
+    )
 
 
 def _all_of(session: Session, shape: Shape) -> tuple[int, ...]:

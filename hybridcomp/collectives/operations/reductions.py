@@ -27,14 +27,14 @@ from hybridcomp.collectives.buffers import (
     same_dtype,
     typed,
 )
-from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.choices import NO_OPTIONS, CodecLike, OperationOptions
 from hybridcomp.collectives.datatypes import ForeignBufferError
 from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.execution.mpi_collectives import AVG, reduces_directly, reduction_of
 from hybridcomp.collectives.execution.mpi_ops import fold_of, made_anew, same_on_all
 from hybridcomp.collectives.fast_path_cache import ForOnceError, Key, Kind
 from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductions
-from hybridcomp.collectives.operations.uncompressed import Operates, brief, told
+from hybridcomp.collectives.operations.uncompressed import ByMpi, Operates, brief, told
 from hybridcomp.collectives.requests import Request, stored
 from hybridcomp.collectives.session import Op, Session
 
@@ -66,7 +66,7 @@ def Allreduce(
     key = ("all_reduce", id(op), name, phase, codec, algorithm)
     if comm.fast_path.done(key, _sums, sendbuf, recvbuf, op):
         return
-    return start_allreduce(comm, sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
+    return start_allreduce(comm, sendbuf, recvbuf, op, OperationOptions(name, phase, codec, algorithm)).wait()
 
 
 def allreduce_immediate(
@@ -101,41 +101,28 @@ def Iallreduce(
         buffers = (recvbuf,) if is_in_place(sendbuf) else (sendbuf, recvbuf)
         nbytes = comm.pass_through.passes("all_reduce", codec, *buffers)
         if nbytes >= 0:
-            arguments = (sendbuf, recvbuf, op)
             return comm.pass_through.begin(
-                "all_reduce", comm.session.mpi.Iallreduce, arguments, nbytes, copies=0
+                "all_reduce", comm.session.mpi.Iallreduce, (sendbuf, recvbuf, op), nbytes, 0
             )
-    return Request(start_allreduce(comm, sendbuf, recvbuf, op, name, phase, codec, algorithm))
+    key = ("all_reduce", id(op), name, phase, codec, algorithm)
+    begun = comm.fast_path.begun(key, _sums, (sendbuf, recvbuf), op)
+    if begun is None:
+        begun = _start_allreduce(comm, sendbuf, recvbuf, op, OperationOptions(name, phase, codec, algorithm))
+    return Request(begun)
 
 
 def start_allreduce(
-    comm: Operates,
-    sendbuf: Buffer,
-    recvbuf: Buffer,
-    op: Op,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
-    algorithm: str | None = None,
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, op: Op, options: OperationOptions = NO_OPTIONS
 ) -> progress.Request:
     """Start :meth:`Iallreduce` as an operation without an MPI request."""
-    key = ("all_reduce", id(op), name, phase, codec, algorithm)
+    key = ("all_reduce", id(op), *options)
     request = comm.fast_path.begun(key, _sums, (sendbuf, recvbuf), op)
-    if request is not None:
-        return request
-    return _start_allreduce(comm, sendbuf, recvbuf, op, name, phase, codec, algorithm)
+    return request or _start_allreduce(comm, sendbuf, recvbuf, op, options)
 
 
 @told
 def _start_allreduce(
-    comm: Operates,
-    sendbuf: Buffer,
-    recvbuf: Buffer,
-    op: Op,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
-    algorithm: str | None,
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, op: Op, options: OperationOptions
 ) -> progress.Request:
     """Start an all-reduce that is no single native call."""
     try:
@@ -145,11 +132,9 @@ def _start_allreduce(
         return comm.session.start_foreign(
             "all_reduce",
             lambda: comm.session.mpi.Iallreduce(sendbuf, recvbuf, mpi_operator(op, recvbuf, sums=True)),
-            codec,
+            options.codec,
         )
-    return stored(
-        flat_reductions.allreduce(comm.session, send, recv, op, name, phase, codec, algorithm), recv
-    )
+    return stored(flat_reductions.allreduce(comm.session, send, recv, op, options), recv)
 
 
 # -- reduce-scatter --------------------------------------------------------------------------------------
@@ -173,7 +158,9 @@ def Reduce_scatter_block(
     key = ("reduce_scatter", id(op), name, phase, codec, algorithm)
     if comm.fast_path.done(key, _sums, sendbuf, recvbuf, op):
         return
-    return start_reduce_scatter_block(comm, sendbuf, recvbuf, op, name, phase, codec, algorithm).wait()
+    return start_reduce_scatter_block(
+        comm, sendbuf, recvbuf, op, OperationOptions(name, phase, codec, algorithm)
+    ).wait()
 
 
 def Ireduce_scatter_block(
@@ -188,25 +175,28 @@ def Ireduce_scatter_block(
     algorithm: str | None = None,
 ) -> Request:
     """Start :meth:`Reduce_scatter_block`."""
-    return Request(start_reduce_scatter_block(comm, sendbuf, recvbuf, op, name, phase, codec, algorithm))
+    key = ("reduce_scatter", id(op), name, phase, codec, algorithm)
+    begun = comm.fast_path.begun(key, _sums, (sendbuf, recvbuf), op)
+    if begun is None:
+        options = OperationOptions(name, phase, codec, algorithm)
+        begun = _start_reduce_scatter_block(comm, sendbuf, recvbuf, op, options)
+    return Request(begun)
+
+
+def start_reduce_scatter_block(
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, op: Op, options: OperationOptions = NO_OPTIONS
+) -> progress.Request:
+    """Start :meth:`Ireduce_scatter_block` as an operation without an MPI request."""
+    key = ("reduce_scatter", id(op), *options)
+    request = comm.fast_path.begun(key, _sums, (sendbuf, recvbuf), op)
+    return request or _start_reduce_scatter_block(comm, sendbuf, recvbuf, op, options)
 
 
 @told
-def start_reduce_scatter_block(
-    comm: Operates,
-    sendbuf: Buffer,
-    recvbuf: Buffer,
-    op: Op,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
-    algorithm: str | None = None,
+def _start_reduce_scatter_block(
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, op: Op, options: OperationOptions
 ) -> progress.Request:
-    """Start :meth:`Ireduce_scatter_block` as an operation without an MPI request."""
-    key = ("reduce_scatter", id(op), name, phase, codec, algorithm)
-    request = comm.fast_path.begun(key, _sums, (sendbuf, recvbuf), op)
-    if request is not None:
-        return request
+    """Start a reduce-scatter that is no single native call."""
     try:
         if is_in_place(sendbuf):
             send = whole = parse(recvbuf, writable=True, blocks=comm.session.size)
@@ -218,11 +208,9 @@ def start_reduce_scatter_block(
         return comm.session.start_foreign(
             "reduce_scatter",
             lambda: comm.session.mpi.Ireduce_scatter_block(sendbuf, recvbuf, mpi_operator(op, recvbuf)),
-            codec,
+            options.codec,
         )
-    request = flat_reductions.reduce_scatter_block(
-        comm.session, send, recv, op, name, phase, codec, algorithm
-    )
+    request = flat_reductions.reduce_scatter_block(comm.session, send, recv, op, options)
     return stored(request, whole)
 
 
@@ -241,7 +229,7 @@ def Reduce_scatter(
 
     Without ``recvcounts`` the ranks tell each other the sizes of their receive buffers first.
     """
-    start_reduce_scatter(comm, sendbuf, recvbuf, recvcounts, op, name, phase, codec).wait()
+    start_reduce_scatter(comm, sendbuf, recvbuf, recvcounts, op, OperationOptions(name, phase, codec)).wait()
 
 
 def Ireduce_scatter(
@@ -256,7 +244,9 @@ def Ireduce_scatter(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Reduce_scatter`; waits for the counts if they are not given, as mpi4py does."""
-    return Request(start_reduce_scatter(comm, sendbuf, recvbuf, recvcounts, op, name, phase, codec))
+    return Request(
+        start_reduce_scatter(comm, sendbuf, recvbuf, recvcounts, op, OperationOptions(name, phase, codec))
+    )
 
 
 @told
@@ -266,9 +256,7 @@ def start_reduce_scatter(
     recvbuf: Buffer,
     recvcounts: Sequence[int] | None,
     op: Op,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
+    options: OperationOptions = NO_OPTIONS,
 ) -> progress.Request:
     """Start :meth:`Ireduce_scatter` as an operation without an MPI request."""
     flat_reductions.check_operator(op)  # before the ranks tell each other their counts
@@ -282,12 +270,12 @@ def start_reduce_scatter(
         return comm.session.start_foreign(
             "reduce_scatter",
             lambda: comm.session.mpi.Ireduce_scatter(sendbuf, recvbuf, recvcounts, mpi_operator(op, recvbuf)),
-            codec,
+            options.codec,
         )
     counts = _counts(comm, recv) if recvcounts is None else [int(n) for n in recvcounts]
     if in_place and len(counts) == comm.session.size and sum(counts) == send.size:
         recv = part(recv, 0, counts[comm.session.rank])
-    request = flat_reductions.reduce_scatter(comm.session, send, recv, counts, op, name, phase, codec)
+    request = flat_reductions.reduce_scatter(comm.session, send, recv, counts, op, options)
     return stored(request, whole)
 
 
@@ -295,7 +283,7 @@ def _counts(comm: Operates, recv: Flat) -> list[int]:
     """Gather the number of elements of every rank's receive buffer."""
     counts = np.empty(comm.session.size, np.int64)
     mine, every = parse(np.array([recv.size])), parse(counts, writable=True)
-    flat_gather_scatter.allgather(comm.session, mine, every, None, None, "none").wait()
+    flat_gather_scatter.allgather(comm.session, mine, every, OperationOptions(codec="none")).wait()
     return counts.tolist()
 
 
@@ -316,11 +304,11 @@ def Reduce(
     algorithm: str | None = None,
 ) -> None:
     """Reduce to rank ``root``; exact unless the policy names it. ``recvbuf`` is used at the root alone."""
-    if (nbytes := _passes_reduce(comm, sendbuf, recvbuf, op, root, codec)) >= 0:
-        arguments = (sendbuf, recvbuf, mpi_operator(op, sendbuf, recvbuf), root)
-        copies = int(comm.session.rank != root)
-        return comm.pass_through.run("reduce", comm.session.mpi.Ireduce, arguments, nbytes, copies=copies)
-    return start_reduce(comm, sendbuf, recvbuf, op, root, name, phase, codec, algorithm).wait()
+    if by_mpi := _reduce_by_mpi(comm, sendbuf, recvbuf, op, root, codec):
+        return comm.pass_through.run(*by_mpi)
+    return start_reduce(
+        comm, sendbuf, recvbuf, op, root, OperationOptions(name, phase, codec, algorithm)
+    ).wait()
 
 
 @told
@@ -337,23 +325,29 @@ def Ireduce(
     algorithm: str | None = None,
 ) -> Request:
     """Start :meth:`Reduce`."""
-    if brief(nbytes := _passes_reduce(comm, sendbuf, recvbuf, op, root, codec)):
-        arguments = (sendbuf, recvbuf, mpi_operator(op, sendbuf, recvbuf), root)
-        copies = int(comm.session.rank != root)
-        return comm.pass_through.begin("reduce", comm.session.mpi.Ireduce, arguments, nbytes, copies=copies)
-    return Request(start_reduce(comm, sendbuf, recvbuf, op, root, name, phase, codec, algorithm))
+    if brief(by_mpi := _reduce_by_mpi(comm, sendbuf, recvbuf, op, root, codec)):
+        return comm.pass_through.begin(*by_mpi)
+    return Request(
+        start_reduce(comm, sendbuf, recvbuf, op, root, OperationOptions(name, phase, codec, algorithm))
+    )
 
 
-def _passes_reduce(
+def _reduce_by_mpi(
     comm: Operates, sendbuf: Buffer, recvbuf: Buffer, op: Op, root: int, codec: CodecLike
-) -> int:
+) -> ByMpi | None:
     if not isinstance(op, MPI.Op):
-        return -1
-    if comm.session.rank != root:
-        return comm.pass_through.passes("reduce", codec, sendbuf)
-    if is_in_place(sendbuf):
-        return comm.pass_through.passes("reduce", codec, recvbuf)
-    return comm.pass_through.passes("reduce", codec, sendbuf, recvbuf)
+        return None
+    session, passes = comm.session, comm.pass_through.passes
+    if session.rank != root:
+        nbytes = passes("reduce", codec, sendbuf)
+    elif is_in_place(sendbuf):
+        nbytes = passes("reduce", codec, recvbuf)
+    else:
+        nbytes = passes("reduce", codec, sendbuf, recvbuf)
+    if nbytes < 0:
+        return None
+    arguments = (sendbuf, recvbuf, mpi_operator(op, sendbuf, recvbuf), root)
+    return "reduce", session.mpi.Ireduce, arguments, nbytes, int(session.rank != root)
 
 
 @told
@@ -363,10 +357,7 @@ def start_reduce(
     recvbuf: Buffer,
     op: Op,
     root: int,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
-    algorithm: str | None = None,
+    options: OperationOptions = NO_OPTIONS,
 ) -> progress.Request:
     """Start :meth:`Ireduce` as an operation without an MPI request."""
     try:
@@ -379,9 +370,9 @@ def start_reduce(
         return comm.session.start_foreign(
             "reduce",
             lambda: comm.session.mpi.Ireduce(sendbuf, recvbuf, mpi_operator(op, sendbuf, recvbuf), root),
-            codec,
+            options.codec,
         )
-    request = flat_reductions.reduce(comm.session, send, recv, op, root, name, phase, codec, algorithm)
+    request = flat_reductions.reduce(comm.session, send, recv, op, root, options)
     return stored(request, recv)
 
 
@@ -427,7 +418,8 @@ def _bytes(comm: Operates, buf: Buffer) -> int:
 
 def _sums(session: Session, key: Key, send: Any, recv: Any, op: Any) -> Kind | None:
     """Return the kind of a reduction on plain arrays; None if neither MPI nor the engine does it alone."""
-    what, _, name, phase, codec, algorithm = key
+    what, _, *asked = key
+    options = OperationOptions(*asked)
     whole, p = what == "all_reduce", session.size
     if not (isinstance(op, MPI.Op) or op == AVG):
         return None
@@ -442,17 +434,17 @@ def _sums(session: Session, key: Key, send: Any, recv: Any, op: Any) -> Kind | N
     n = recv.size // p if in_place and not whole else recv.size
     if not flat.size or flat.size != n * (1 if whole else p) or flat.dtype is not recv.dtype:
         return None
-    choice = flat_reductions.choose_sum(session, what, flat, op, name, phase, codec, ahead=True)
+    choice = flat_reductions.choose_sum(session, what, flat, op, options, ahead=True)
     if choice.once:
         raise ForOnceError
     call = session.new_call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
     direct = flat_reductions.uses_schedule(choice, flat, op)
     alone = whole or (direct and not in_place)
-    if session.programs is not None and alone and (choice.feedback is None or name is None):
+    if session.programs is not None and alone and (choice.feedback is None or options.name is None):
         counts = (flat.size,) if whole else (n,) * p
         fold = fold_of(op, flat.dtype) if whole else ""
         operation = OperationKey.of(what, choice, flat.dtype, counts, reduction_of(op), fold=fold)
-        program = session.programs.find(operation, algorithm, alone=True)
+        program = session.programs.find(operation, options.algorithm, alone=True)
         if program is not None:
             return call, program
     elif session.programs is not None and not (whole or in_place or direct):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from hybridcomp.collectives.buffers import is_in_place, parse, part, same_dtype
-from hybridcomp.collectives.choices import CodecLike
+from hybridcomp.collectives.choices import NO_OPTIONS, CodecLike, OperationOptions
 from hybridcomp.collectives.datatypes import ForeignBufferError
 from hybridcomp.collectives.execution import progress
 from hybridcomp.collectives.operations import flat_gather_scatter
-from hybridcomp.collectives.operations.uncompressed import Operates, brief, told
+from hybridcomp.collectives.operations.uncompressed import ByMpi, Operates, brief, told
 from hybridcomp.collectives.requests import Request, stored
 from hybridcomp.collectives.vectors import parse_vector
 
@@ -33,12 +33,9 @@ def Gather(
     codec: CodecLike = None,
 ) -> None:
     """Gather equal parts at ``root``, which may send in place; ``recvbuf`` is used there alone."""
-    if (nbytes := _passes_gather(comm, sendbuf, recvbuf, root, codec)) >= 0:
-        copies = int(comm.session.rank != root)
-        return comm.pass_through.run(
-            "gather", comm.session.mpi.Igather, (sendbuf, recvbuf, root), nbytes, copies=copies
-        )
-    return start_gather(comm, sendbuf, recvbuf, root, name, phase, codec).wait()
+    if by_mpi := _gather_by_mpi(comm, sendbuf, recvbuf, root, codec):
+        return comm.pass_through.run(*by_mpi)
+    return start_gather(comm, sendbuf, recvbuf, root, OperationOptions(name, phase, codec)).wait()
 
 
 def Igather(
@@ -52,31 +49,30 @@ def Igather(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Gather`."""
-    if brief(nbytes := _passes_gather(comm, sendbuf, recvbuf, root, codec)):
-        copies = int(comm.session.rank != root)
-        return comm.pass_through.begin(
-            "gather", comm.session.mpi.Igather, (sendbuf, recvbuf, root), nbytes, copies=copies
-        )
-    return Request(start_gather(comm, sendbuf, recvbuf, root, name, phase, codec))
+    if brief(by_mpi := _gather_by_mpi(comm, sendbuf, recvbuf, root, codec)):
+        return comm.pass_through.begin(*by_mpi)
+    return Request(start_gather(comm, sendbuf, recvbuf, root, OperationOptions(name, phase, codec)))
 
 
-def _passes_gather(comm: Operates, sendbuf: Buffer, recvbuf: Buffer, root: int, codec: CodecLike) -> int:
-    if comm.session.rank != root:
-        return comm.pass_through.passes("gather", codec, sendbuf, times=comm.session.size)
-    if is_in_place(sendbuf):
-        return comm.pass_through.passes("gather", codec, recvbuf, None, comm.session.size, comm.session.size)
-    return comm.pass_through.passes("gather", codec, sendbuf, recvbuf, times=comm.session.size)
+def _gather_by_mpi(
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, root: int, codec: CodecLike
+) -> ByMpi | None:
+    session, passes = comm.session, comm.pass_through.passes
+    if session.rank != root:
+        nbytes = passes("gather", codec, sendbuf, times=session.size)
+    elif is_in_place(sendbuf):
+        nbytes = passes("gather", codec, recvbuf, None, session.size, session.size)
+    else:
+        nbytes = passes("gather", codec, sendbuf, recvbuf, times=session.size)
+    if nbytes < 0:
+        return None
+    copies = int(session.rank != root)
+    return "gather", session.mpi.Igather, (sendbuf, recvbuf, root), nbytes, copies
 
 
 @told
 def start_gather(
-    comm: Operates,
-    sendbuf: Buffer,
-    recvbuf: Buffer,
-    root: int,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, root: int, options: OperationOptions = NO_OPTIONS
 ) -> progress.Request:
     """Start :meth:`Igather` as an operation without an MPI request."""
     try:
@@ -88,11 +84,11 @@ def start_gather(
             send = parse(sendbuf)
     except ForeignBufferError:
         return comm.session.start_foreign(
-            "gather", lambda: comm.session.mpi.Igather(sendbuf, recvbuf, root), codec
+            "gather", lambda: comm.session.mpi.Igather(sendbuf, recvbuf, root), options.codec
         )
     if recv is not None:
         same_dtype(send, recv)
-    return stored(flat_gather_scatter.gather(comm.session, send, recv, None, root, name, phase, codec), recv)
+    return stored(flat_gather_scatter.gather(comm.session, send, recv, None, root, options), recv)
 
 
 def Gatherv(
@@ -109,13 +105,9 @@ def Gatherv(
 
     Parts are compressed whatever their size, since ranks know their own alone.
     """
-    other = recvbuf if comm.session.rank == root else None
-    if (nbytes := comm.pass_through.passes("gather", codec, sendbuf, other, times=0)) >= 0:
-        copies = int(comm.session.rank != root)
-        return comm.pass_through.run(
-            "gather", comm.session.mpi.Igatherv, (sendbuf, recvbuf, root), nbytes, copies=copies
-        )
-    return _gatherv(comm, sendbuf, recvbuf, root, name, phase, codec).wait()
+    if by_mpi := _gatherv_by_mpi(comm, sendbuf, recvbuf, root, codec):
+        return comm.pass_through.run(*by_mpi)
+    return _gatherv(comm, sendbuf, recvbuf, root, OperationOptions(name, phase, codec)).wait()
 
 
 def Igatherv(
@@ -129,24 +121,24 @@ def Igatherv(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Gatherv`."""
-    other = recvbuf if comm.session.rank == root else None
-    if (nbytes := comm.pass_through.passes("gather", codec, sendbuf, other, times=0)) >= 0:
-        copies = int(comm.session.rank != root)
-        return comm.pass_through.begin(
-            "gather", comm.session.mpi.Igatherv, (sendbuf, recvbuf, root), nbytes, copies=copies
-        )
-    return Request(_gatherv(comm, sendbuf, recvbuf, root, name, phase, codec))
+    if by_mpi := _gatherv_by_mpi(comm, sendbuf, recvbuf, root, codec):
+        return comm.pass_through.begin(*by_mpi)
+    return Request(_gatherv(comm, sendbuf, recvbuf, root, OperationOptions(name, phase, codec)))
+
+
+def _gatherv_by_mpi(
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, root: int, codec: CodecLike
+) -> ByMpi | None:
+    session, other = comm.session, recvbuf if comm.session.rank == root else None
+    nbytes = comm.pass_through.passes("gather", codec, sendbuf, other, times=0)
+    if nbytes < 0:
+        return None
+    return "gather", session.mpi.Igatherv, (sendbuf, recvbuf, root), nbytes, int(session.rank != root)
 
 
 @told
 def _gatherv(
-    comm: Operates,
-    sendbuf: Buffer,
-    recvbuf: Buffer,
-    root: int,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, root: int, options: OperationOptions
 ) -> progress.Request:
     recv = None
     extents = [(0, 0)] * comm.session.size
@@ -157,11 +149,11 @@ def _gatherv(
         send = parse(sendbuf) if own is None else own
     except ForeignBufferError:
         return comm.session.start_foreign(
-            "gather", lambda: comm.session.mpi.Igatherv(sendbuf, recvbuf, root), codec
+            "gather", lambda: comm.session.mpi.Igatherv(sendbuf, recvbuf, root), options.codec
         )
     if recv is not None:
         same_dtype(send, recv)
-    request = flat_gather_scatter.gather(comm.session, send, recv, extents, root, name, phase, codec)
+    request = flat_gather_scatter.gather(comm.session, send, recv, extents, root, options)
     return stored(request, recv)
 
 
@@ -179,12 +171,9 @@ def Scatter(
     codec: CodecLike = None,
 ) -> None:
     """Scatter equal parts from ``root``, which may receive in place; ``sendbuf`` is used there alone."""
-    if (nbytes := _passes_scatter(comm, sendbuf, recvbuf, root, codec)) >= 0:
-        copies = comm.session.size - 1 if comm.session.rank == root else 0
-        return comm.pass_through.run(
-            "scatter", comm.session.mpi.Iscatter, (sendbuf, recvbuf, root), nbytes, copies=copies
-        )
-    return start_scatter(comm, sendbuf, recvbuf, root, name, phase, codec).wait()
+    if by_mpi := _scatter_by_mpi(comm, sendbuf, recvbuf, root, codec):
+        return comm.pass_through.run(*by_mpi)
+    return start_scatter(comm, sendbuf, recvbuf, root, OperationOptions(name, phase, codec)).wait()
 
 
 def Iscatter(
@@ -198,31 +187,30 @@ def Iscatter(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Scatter`."""
-    if brief(nbytes := _passes_scatter(comm, sendbuf, recvbuf, root, codec)):
-        copies = comm.session.size - 1 if comm.session.rank == root else 0
-        return comm.pass_through.begin(
-            "scatter", comm.session.mpi.Iscatter, (sendbuf, recvbuf, root), nbytes, copies=copies
-        )
-    return Request(start_scatter(comm, sendbuf, recvbuf, root, name, phase, codec))
+    if brief(by_mpi := _scatter_by_mpi(comm, sendbuf, recvbuf, root, codec)):
+        return comm.pass_through.begin(*by_mpi)
+    return Request(start_scatter(comm, sendbuf, recvbuf, root, OperationOptions(name, phase, codec)))
 
 
-def _passes_scatter(comm: Operates, sendbuf: Buffer, recvbuf: Buffer, root: int, codec: CodecLike) -> int:
-    if comm.session.rank != root:
-        return comm.pass_through.passes("scatter", codec, recvbuf, times=comm.session.size)
-    if is_in_place(recvbuf):
-        return comm.pass_through.passes("scatter", codec, sendbuf, None, comm.session.size, comm.session.size)
-    return comm.pass_through.passes("scatter", codec, recvbuf, sendbuf, times=comm.session.size)
+def _scatter_by_mpi(
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, root: int, codec: CodecLike
+) -> ByMpi | None:
+    session, passes = comm.session, comm.pass_through.passes
+    if session.rank != root:
+        nbytes = passes("scatter", codec, recvbuf, times=session.size)
+    elif is_in_place(recvbuf):
+        nbytes = passes("scatter", codec, sendbuf, None, session.size, session.size)
+    else:
+        nbytes = passes("scatter", codec, recvbuf, sendbuf, times=session.size)
+    if nbytes < 0:
+        return None
+    copies = session.size - 1 if session.rank == root else 0
+    return "scatter", session.mpi.Iscatter, (sendbuf, recvbuf, root), nbytes, copies
 
 
 @told
 def start_scatter(
-    comm: Operates,
-    sendbuf: Buffer,
-    recvbuf: Buffer,
-    root: int,
-    name: str | None = None,
-    phase: str | None = None,
-    codec: CodecLike = None,
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, root: int, options: OperationOptions = NO_OPTIONS
 ) -> progress.Request:
     """Start :meth:`Iscatter` as an operation without an MPI request."""
     try:
@@ -234,11 +222,11 @@ def start_scatter(
             recv = parse(recvbuf, writable=True)
     except ForeignBufferError:
         return comm.session.start_foreign(
-            "scatter", lambda: comm.session.mpi.Iscatter(sendbuf, recvbuf, root), codec
+            "scatter", lambda: comm.session.mpi.Iscatter(sendbuf, recvbuf, root), options.codec
         )
     if send is not None:
         same_dtype(send, recv)
-    return stored(flat_gather_scatter.scatter(comm.session, send, recv, None, root, name, phase, codec), recv)
+    return stored(flat_gather_scatter.scatter(comm.session, send, recv, None, root, options), recv)
 
 
 def Scatterv(
@@ -252,12 +240,9 @@ def Scatterv(
     codec: CodecLike = None,
 ) -> None:
     """Scatter parts of any size from ``root``; ``sendbuf`` as in ``Alltoallv``, sizes as in :meth:`Gatherv`."""
-    other = sendbuf if comm.session.rank == root else None
-    if (nbytes := comm.pass_through.passes("scatter", codec, recvbuf, other, times=0)) >= 0:
-        return comm.pass_through.run(
-            "scatter", comm.session.mpi.Iscatterv, (sendbuf, recvbuf, root), nbytes, copies=0
-        )
-    return _scatterv(comm, sendbuf, recvbuf, root, name, phase, codec).wait()
+    if by_mpi := _scatterv_by_mpi(comm, sendbuf, recvbuf, root, codec):
+        return comm.pass_through.run(*by_mpi)
+    return _scatterv(comm, sendbuf, recvbuf, root, OperationOptions(name, phase, codec)).wait()
 
 
 def Iscatterv(
@@ -271,23 +256,24 @@ def Iscatterv(
     codec: CodecLike = None,
 ) -> Request:
     """Start :meth:`Scatterv`."""
-    other = sendbuf if comm.session.rank == root else None
-    if (nbytes := comm.pass_through.passes("scatter", codec, recvbuf, other, times=0)) >= 0:
-        return comm.pass_through.begin(
-            "scatter", comm.session.mpi.Iscatterv, (sendbuf, recvbuf, root), nbytes, copies=0
-        )
-    return Request(_scatterv(comm, sendbuf, recvbuf, root, name, phase, codec))
+    if by_mpi := _scatterv_by_mpi(comm, sendbuf, recvbuf, root, codec):
+        return comm.pass_through.begin(*by_mpi)
+    return Request(_scatterv(comm, sendbuf, recvbuf, root, OperationOptions(name, phase, codec)))
+
+
+def _scatterv_by_mpi(
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, root: int, codec: CodecLike
+) -> ByMpi | None:
+    session, other = comm.session, sendbuf if comm.session.rank == root else None
+    nbytes = comm.pass_through.passes("scatter", codec, recvbuf, other, times=0)
+    if nbytes < 0:
+        return None
+    return "scatter", session.mpi.Iscatterv, (sendbuf, recvbuf, root), nbytes, 0
 
 
 @told
 def _scatterv(
-    comm: Operates,
-    sendbuf: Buffer,
-    recvbuf: Buffer,
-    root: int,
-    name: str | None,
-    phase: str | None,
-    codec: CodecLike,
+    comm: Operates, sendbuf: Buffer, recvbuf: Buffer, root: int, options: OperationOptions
 ) -> progress.Request:
     send = None
     extents = [(0, 0)] * comm.session.size
@@ -298,9 +284,9 @@ def _scatterv(
         recv = parse(recvbuf, writable=True) if own is None else own
     except ForeignBufferError:
         return comm.session.start_foreign(
-            "scatter", lambda: comm.session.mpi.Iscatterv(sendbuf, recvbuf, root), codec
+            "scatter", lambda: comm.session.mpi.Iscatterv(sendbuf, recvbuf, root), options.codec
         )
     if send is not None:
         same_dtype(send, recv)
-    request = flat_gather_scatter.scatter(comm.session, send, recv, extents, root, name, phase, codec)
+    request = flat_gather_scatter.scatter(comm.session, send, recv, extents, root, options)
     return stored(request, recv)

@@ -15,7 +15,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeGuard, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -41,6 +41,9 @@ from hybridcomp.policy import Message, Policy
 # engine runs those of floats, compressed or not. Nor is a reduce-scatter of unlike parts: it becomes one of like parts.
 _NAMES = ("send", "broadcast", "gather", "scatter", "all_gather", "all_to_all", "reduce", "reduce_scatter")
 _new: Callable[..., Request] = MPI.Request.__new__
+# An operation that is MPI's alone: its name, MPI's non-blocking function and the arguments of that, the bytes of this
+# rank's values, and how many times this rank sends them.
+ByMpi = tuple[str, Callable[..., MPI.Request], tuple[Any, ...], int, float]
 _NEVER = 1 << 62  # bytes: more than any message
 # Bytes from which the engine makes a non-blocking collective progress while the caller computes.
 _BRIEF = 1 << 14
@@ -192,9 +195,9 @@ class PassThrough:
         post: Callable[..., MPI.Request],
         arguments: tuple[Any, ...],
         nbytes: int = 0,
+        copies: float = 1,
         peer: int | None = None,
         status: MPI.Status | None = None,
-        copies: float = 1,
     ) -> None:
         """Run one of MPI's own operations.
 
@@ -203,9 +206,9 @@ class PassThrough:
             post: MPI's non-blocking function.
             arguments: arguments of it.
             nbytes: bytes of this rank's values.
+            copies: number of times that this rank sends them.
             peer: peer of a send or a receive; None for a collective.
             status: status of a receive, to fill.
-            copies: number of times that this rank sends them.
         """
         session = self.session
         began = time.perf_counter()
@@ -239,8 +242,8 @@ class PassThrough:
         post: Callable[..., MPI.Request],
         arguments: tuple[Any, ...],
         nbytes: int = 0,
-        peer: int | None = None,
         copies: float = 1,
+        peer: int | None = None,
     ) -> Request:
         """Start one of MPI's own operations; the arguments are those of :meth:`run`."""
         session = self.session
@@ -388,6 +391,6 @@ def _counted(spec: Any) -> bool:
     return isinstance(spec, list | tuple) and len(spec) > 2 and spec[1] is not None
 
 
-def brief(nbytes: int) -> bool:
-    """Tell whether an operation needs nobody to make it progress before the caller waits for it."""
-    return 0 <= nbytes < _BRIEF
+def brief(by_mpi: ByMpi | None) -> TypeGuard[ByMpi]:
+    """Tell whether MPI alone does an operation, and nobody need make it progress before the caller waits for it."""
+    return by_mpi is not None and by_mpi[3] < _BRIEF

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from mpi4py import MPI
 
+from hybridcomp.collectives.choices import OperationOptions
 from hybridcomp.policy import set_place
 from hybridcomp.torch.backend.reduce_ops import Reduction, reduction
 from hybridcomp.torch.backend.sparse import all_reduce_sparse
@@ -50,7 +51,7 @@ class Starter:
         now = phase()
         if immediate and self.comm.allreduce_immediate(MPI.IN_PLACE, array, how.op, phase=now):
             return CommWork([], [tensor], commit)
-        request = self.comm.start_allreduce(MPI.IN_PLACE, array, how.op, phase=now)
+        request = self.comm.start_allreduce(MPI.IN_PLACE, array, how.op, OperationOptions(phase=now))
         return CommWork([request], [tensor], commit)
 
     def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> CommWork:
@@ -75,7 +76,7 @@ class Starter:
         send = _scaled(source(source_, how.dtype), how.factor)
         target = Target(output, dtype=how.dtype)
         request = self.comm.start_reduce_scatter_block(
-            _given(send), _given(target.data), how.op, phase=phase()
+            _given(send), _given(target.data), how.op, OperationOptions(phase=phase())
         )
         overwrite(output)
         return CommWork([request], [output], self._committed(how, target))
@@ -109,7 +110,9 @@ class Starter:
         """Copy the root's tensor to all ranks."""
         target = Target(tensor, load=self.comm.rank == root)
         codec = broadcast_override()
-        request = self.comm.start_bcast(_given(target.data), root, phase=phase(), codec=codec)
+        request = self.comm.start_bcast(
+            _given(target.data), root, OperationOptions(phase=phase(), codec=codec)
+        )
         return CommWork([request], [tensor], _committed(target))
 
     def all_gather_single(self, output: torch.Tensor, source_: torch.Tensor) -> CommWork:
@@ -121,7 +124,9 @@ class Starter:
             )
         target = Target(output)
         send = source(source_)
-        request = self.comm.start_allgather(_given(send), _given(target.data), phase=phase())
+        request = self.comm.start_allgather(
+            _given(send), _given(target.data), OperationOptions(phase=phase())
+        )
         overwrite(output)
         return CommWork([request], [output], _committed(target))
 
@@ -130,7 +135,9 @@ class Starter:
         if all(out.numel() == source_.numel() and out.dtype == source_.dtype for out in outputs):
             send = source(source_)
             flat = torch.empty(self.comm.size * source_.numel(), dtype=source_.dtype, device=send.device)
-            request = self.comm.start_allgather(_given(send), _given(Target(flat).data), phase=phase())
+            request = self.comm.start_allgather(
+                _given(send), _given(Target(flat).data), OperationOptions(phase=phase())
+            )
             return CommWork([request], list(outputs), lambda: _scatter_out(flat, outputs))
         outputs[self.comm.rank].detach().copy_(source_)
         return joined([self.broadcast(out, root) for root, out in enumerate(outputs)])
@@ -189,7 +196,9 @@ class Starter:
     def _alltoallv(
         self, send: torch.Tensor, outgoing: list[int], recv: torch.Tensor, incoming: list[int]
     ) -> Any:
-        return self.comm.start_alltoallv(_parts(send, outgoing), _parts(recv, incoming), phase=phase())
+        return self.comm.start_alltoallv(
+            _parts(send, outgoing), _parts(recv, incoming), OperationOptions(phase=phase())
+        )
 
     # -- point to point, and barrier -----------------------------------------------------------------
 
@@ -200,7 +209,8 @@ class Starter:
         before = set_place(there)
         try:
             return CommWork(
-                [self.comm.start_send(_given(source(tensor)), dest, tag, phase=send_phase)], [tensor]
+                [self.comm.start_send(_given(source(tensor)), dest, tag, OperationOptions(phase=send_phase))],
+                [tensor],
             )
         finally:
             set_place(before)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed import ReduceOp
 
+from hybridcomp.collectives.choices import OperationOptions
 from hybridcomp.errors import MismatchError
 from hybridcomp.torch.backend.op_kinds import op_kind
 from hybridcomp.torch.backend.work import CommWork
@@ -49,7 +50,7 @@ def all_reduce_sparse(comm: Communicator, tensor: torch.Tensor, op: Any) -> Comm
     requests = []
     for send, recv in ((indices, all_indices), (rows, Target(all_rows).data)):
         counts = [n * (recv.numel() // max(sum(entries), 1)) for n in entries]
-        requests.append(comm.start_allgatherv(send, [recv, counts], codec="none"))
+        requests.append(comm.start_allgatherv(send, [recv, counts], OperationOptions(codec="none")))
 
     def add_up() -> None:
         total = torch.sparse_coo_tensor(all_indices.t(), all_rows, shape, device=all_rows.device).coalesce()

@@ -17,6 +17,7 @@ from hybridcomp import native
 from hybridcomp.arrays import Flat, flatten
 from hybridcomp.codecs import Codec, ErrorFeedback
 from hybridcomp.collectives.algorithms.schedules import OperationKey, Schedules
+from hybridcomp.collectives.choices import OperationOptions
 from hybridcomp.collectives.data_path.carrier import STREAM_BYTES, Carrier
 from hybridcomp.collectives.data_path.coding import Array
 from hybridcomp.collectives.engine.programs import Programs, running
@@ -210,54 +211,38 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
 
     # -- operations on tensors -----------------------------------------------------------------------
 
-    def start_allgather(self, send: Tensor, recv: Tensor, *, phase: str, codec: Choice) -> ExchangeOperation:
+    def start_allgather(self, send: Tensor, recv: Tensor, options: OperationOptions) -> ExchangeOperation:
         """Start an all-gather of every rank's ``send``, all of one size, into ``recv``."""
         n = send.numel()
         extents = ([n] * self.size, [rank * n for rank in range(self.size)])
-        return self.start_allgatherv(send, [recv, extents], phase=phase, codec=codec)
+        return self.start_allgatherv(send, [recv, extents], options)
 
     def start_allgatherv(
-        self,
-        send: Tensor,
-        recv: Sequence[Any],
-        *,
-        name: str | None = None,
-        phase: str,
-        codec: Choice,
+        self, send: Tensor, recv: Sequence[Any], options: OperationOptions
     ) -> ExchangeOperation:
         """Start an all-gather of every rank's ``send`` into its part of a tensor.
 
         Args:
             send: 1-D contiguous tensor.
             recv: the tensor, and the number of elements and the first element of each rank's part.
-            name: name of the sent tensor, for traces.
-            phase: forward or backward.
-            codec: choice that carries it.
+            options: name of the sent tensor, for traces, and choice that carries it.
         """
-        data, (counts, starts) = recv
+        (data, (counts, starts)), choice = recv, _chosen(options)
         given, room = flatten(send, device=True), flatten(data, writable=True, device=True)
         raw = sum(counts) * room.dtype.itemsize
-        call = self.new_call("all_gather", codec, raw, (self.size - 1) * given.nbytes, name=name)
+        call = self.new_call("all_gather", choice, raw, (self.size - 1) * given.nbytes, name=options.name)
         receives = tuple(zip(starts, counts, strict=True))
-        key = OperationKey.of("all_gather", codec, room.dtype, tuple(counts), receives=receives)
+        key = OperationKey.of("all_gather", choice, room.dtype, tuple(counts), receives=receives)
         return self.start_scheduled(key, call, Operands(given, room, on_device(given, room)))
 
     def start_reduce_scatter_block(
-        self, send: Tensor, recv: Tensor, op: Any, *, phase: str, codec: Choice
+        self, send: Tensor, recv: Tensor, op: Any, options: OperationOptions
     ) -> ExchangeOperation:
         """Start a reduce-scatter of parts of one size."""
-        return self.start_reduce_scatter(send, recv, [recv.numel()] * self.size, op, phase=phase, codec=codec)
+        return self.start_reduce_scatter(send, recv, [recv.numel()] * self.size, op, options)
 
     def start_reduce_scatter(
-        self,
-        send: Tensor,
-        recv: Tensor,
-        counts: Sequence[int],
-        op: Any,
-        *,
-        name: str | None = None,
-        phase: str,
-        codec: Choice,
+        self, send: Tensor, recv: Tensor, counts: Sequence[int], op: Any, options: OperationOptions
     ) -> ExchangeOperation:
         """Start a reduce-scatter: ``recv`` gets this rank's part of the sum of ``send``.
 
@@ -266,16 +251,15 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
             recv: this rank's part.
             counts: number of elements of each rank's part.
             op: ``"avg"``; everything else is a sum.
-            name: name of the memory of error feedback.
-            phase: forward or backward.
-            codec: choice that carries it.
+            options: name of the memory of error feedback, and choice that carries it.
         """
+        choice, name = _chosen(options), options.name
         given, room = flatten(send, device=True), flatten(recv, writable=True, device=True)
         plain = given.nbytes - room.nbytes
-        call = self.new_call("reduce_scatter", codec, given.nbytes, plain, name=name)
-        feedback, form = remembering(self, "reduce_scatter", codec, name, given.size)
+        call = self.new_call("reduce_scatter", choice, given.nbytes, plain, name=name)
+        feedback, form = remembering(self, "reduce_scatter", choice, name, given.size)
         reduction = "avg" if op == "avg" else "sum"
-        key = OperationKey.of("reduce_scatter", codec, given.dtype, tuple(counts), reduction, feedback=form)
+        key = OperationKey.of("reduce_scatter", choice, given.dtype, tuple(counts), reduction, feedback=form)
         operands = Operands(given, room, on_device(given, room))
         return self.start_scheduled(key, call, operands, feedback=feedback)
 
@@ -357,6 +341,12 @@ class TorchCommunicator(OperationStarter[ExchangeOperation]):
         if self.on_start is not None:
             self.on_start(call)
         return operation
+
+
+def _chosen(options: OperationOptions) -> Choice:
+    """Return the choice that carries an operation, which its caller has made by the policy."""
+    assert isinstance(options.codec, Choice)
+    return options.codec
 
 
 def _long(key: OperationKey) -> bool:

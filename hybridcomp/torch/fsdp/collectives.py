@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import Work
 from hybridcomp.arrays import as_dtype
 from hybridcomp.codecs import ErrorFeedback
 from hybridcomp.collectives import StatRow, merge
+from hybridcomp.collectives.choices import OperationOptions
 from hybridcomp.collectives.starting import OperationStarter
 from hybridcomp.policy import Choice
 from hybridcomp.torch.adapting import Adapting
@@ -89,19 +90,16 @@ class Collectives:
             for segment, choice in cut.encoded:
                 extents = ([segment.size] * self.size, [r * stride + segment.start for r in range(self.size)])
                 mine = send[segment.start : segment.stop]
-                requests.append(
-                    self.comm.start_allgatherv(
-                        mine, [data, extents], name=segment.key, phase=phase, codec=choice
-                    )
-                )
+                options = OperationOptions(segment.key, phase, choice)
+                requests.append(self.comm.start_allgatherv(mine, [data, extents], options))
             if cut.exact:
-                exact = Choice(NONE, None, cut.reason)
+                exact = OperationOptions(None, phase, Choice(NONE, None, cut.reason))
                 if not cut.encoded:
-                    requests.append(self.comm.start_allgather(send, data, phase=phase, codec=exact))
+                    requests.append(self.comm.start_allgather(send, data, exact))
                 else:
                     packed = torch.cat([send[s.start : s.stop] for s, _ in cut.exact])
                     gathered = packed.new_empty(self.size * packed.numel())
-                    requests.append(self.comm.start_allgather(packed, gathered, phase=phase, codec=exact))
+                    requests.append(self.comm.start_allgather(packed, gathered, exact))
                     finish.insert(
                         0, lambda: _unpack(gathered.view(self.size, -1), data.view(self.size, -1), cut)
                     )
@@ -146,17 +144,17 @@ class Collectives:
                 counts = [segment.count(r) for r in range(self.size)]
                 end = segment.start + counts[self.rank]
                 room = result[segment.start : end]
-                about: dict[str, Any] = {"name": segment.key, "phase": "backward", "codec": choice}
-                requests.append(self.comm.start_reduce_scatter(whole, room, counts, how, **about))
+                options = OperationOptions(segment.key, "backward", choice)
+                requests.append(self.comm.start_reduce_scatter(whole, room, counts, how, options))
                 result[end : segment.stop].zero_()
             if cut.exact:
-                about = {"phase": "backward", "codec": Choice(NONE, None, cut.reason)}
+                options = OperationOptions(None, "backward", Choice(NONE, None, cut.reason))
                 packed, reduced = send, result
                 if cut.encoded:
                     packed = torch.cat([parts[:, s.start : s.stop] for s, _ in cut.exact], dim=1).view(-1)
                     reduced = packed.new_empty(packed.numel() // self.size)
                     unpack = (reduced, result)
-                requests.append(self.comm.start_reduce_scatter_block(packed, reduced, how, **about))
+                requests.append(self.comm.start_reduce_scatter_block(packed, reduced, how, options))
 
         def commit() -> None:
             if unpack is not None:

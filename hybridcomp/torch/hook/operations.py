@@ -19,6 +19,7 @@ import torch
 from torch.futures import Future
 
 from hybridcomp.arrays import DType, Flat, flatten
+from hybridcomp.collectives.choices import OperationOptions
 from hybridcomp.collectives.execution.callbacks import callbacks
 from hybridcomp.collectives.operations.flat_parts import Together, allreduce_parts
 from hybridcomp.collectives.operations.flat_small import allreduce_small
@@ -201,9 +202,8 @@ class MpiOperations(Operations):
         from hybridcomp.collectives.operations import flat_reductions  # noqa: PLC0415  (initialises MPI)
 
         session: Any = self.comm
-        return flat_reductions.allreduce(
-            session, part, part, "avg", piece.name, "backward", piece.choice, step=step
-        )
+        options = OperationOptions(piece.name, "backward", piece.choice)
+        return flat_reductions.allreduce(session, part, part, "avg", options, step=step)
 
     def _note_started(self, requests: Sequence[Any]) -> None:
         while self._flying and all(map(_is_done, self._flying[0])):

@@ -7,6 +7,7 @@ from mpi4py import MPI
 
 from hybridcomp.arrays import flatten
 from hybridcomp.collectives.algorithms import selection as choosing
+from hybridcomp.collectives.choices import OperationOptions
 from hybridcomp.collectives.operations.flat_reductions import reduce
 from tests.mpi.device.devices import RANK, SIZE, agrees, both, empty, values
 
@@ -68,7 +69,6 @@ def test_rooted(make, way):
             out, want = empty(n, "float32")
             for send, recv in ((x, out), (y, want)):
                 given = flatten(recv, writable=True, device=True) if root == RANK else None
-                reduce(
-                    comm.session, flatten(send, device=True), given, "avg", root, algorithm=algorithm
-                ).wait()
+                options = OperationOptions(algorithm=algorithm)
+                reduce(comm.session, flatten(send, device=True), given, "avg", root, options).wait()
             agrees(out, want, f"reduction of {n} by {algorithm}")

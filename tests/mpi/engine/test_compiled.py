@@ -15,6 +15,7 @@ from hybridcomp.arrays import DType, Flat
 from hybridcomp.collectives.agreement import making
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.collectives.algorithms.selection import refusal
+from hybridcomp.collectives.choices import OperationOptions
 from hybridcomp.collectives.engine.groups import native_engine
 from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.collectives.operations.flat_reductions import allreduce
@@ -224,9 +225,9 @@ def test_sums_in_place_are_as_others_where_mpi_carries_them(make, monkeypatch):
                 x, y = gaussian(n), np.empty(n, np.float32)
                 before = x.copy()
                 flat, room = (Flat(data, DType.FLOAT32, data.shape, True, False) for data in (x, y))
-                allreduce(comm.session, flat, room, AVG, None, None, choice).wait()
+                allreduce(comm.session, flat, room, AVG, OperationOptions(codec=choice)).wait()
                 kept = x.tobytes() == before.tobytes()
-                allreduce(comm.session, flat, flat, AVG, None, None, choice).wait()
+                allreduce(comm.session, flat, flat, AVG, OperationOptions(codec=choice)).wait()
                 verdict(kept and x.tobytes() == y.tobytes(), f"{n} by {codec} and {algorithm}")
 
 

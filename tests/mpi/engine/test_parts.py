@@ -10,6 +10,7 @@ import pytest
 
 from hybridcomp.arrays import DType, Flat
 from hybridcomp.codecs import get_codec
+from hybridcomp.collectives.choices import OperationOptions
 from hybridcomp.collectives.execution.mpi_collectives import AVG
 from hybridcomp.collectives.operations.flat_parts import Together, allreduce_parts
 from hybridcomp.collectives.operations.flat_reductions import allreduce
@@ -71,7 +72,9 @@ def test_parts_are_carried_as_by_themselves(make, spec, form, dtype):
         request = allreduce_parts(together.session, mine, Together(PARTS), "avg", choice, step)
         for part in PARTS:
             flat = Flat(theirs.data[part.start : part.stop], dtype, part.shape, True, False)
-            allreduce(alone.session, flat, flat, AVG, part.name, None, choice, step=step).wait()
+            allreduce(
+                alone.session, flat, flat, AVG, OperationOptions(part.name, None, choice), step=step
+            ).wait()
         if request is None:
             verdict(spec.startswith("topk") and dtype is DType.BFLOAT16, f"{spec} is not carried as one")
             return
@@ -99,6 +102,6 @@ def test_an_uncompressed_sum_of_halves_travels_as_it_is(make):
     comm = make("none")
     data = np.ones(WORLD.size << 16, np.float16)  # shards of one size
     flat = Flat(data, DType.FLOAT16, data.shape, True, False)
-    allreduce(comm.session, flat, flat, AVG, None, None, None, "direct").wait()
+    allreduce(comm.session, flat, flat, AVG, OperationOptions(algorithm="direct")).wait()
     (row,) = comm.stats()
     verdict(row.wire_bytes == row.plain_bytes, f"{row}")
