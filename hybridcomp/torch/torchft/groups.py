@@ -60,10 +60,11 @@ class ReplicaAverager(Averager):
 class Replicas(theirs.ProcessGroupWrapper):  # type: ignore[misc]
     """A process group of torchft's whose all-reduces a policy compresses, for its ``Manager``.
 
-    Sums and averages of floating-point tensors are compressed as the policy says for messages without a name; all else
-    is torchft's. :class:`~hybridcomp.torch.torchft.DistributedDataParallel` sends gradients by their names, with error
-    feedback. Replicas whose policies or versions differ are refused: a newcomer among replicas that train, or all of
-    them where none has trained.
+    Sums and averages of floating-point tensors are compressed as the policy says for messages without a name, of step
+    0: the group knows no steps, and a policy's warm-up does not end here. All else is torchft's.
+    :class:`~hybridcomp.torch.torchft.DistributedDataParallel` sends gradients by their names, with error feedback.
+    Replicas whose policies or versions differ are refused: a newcomer among replicas that train, or all of them where
+    none has trained.
 
     Attributes:
         policy: policy of all replicas.
