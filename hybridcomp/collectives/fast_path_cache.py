@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hybridcomp.arrays import DType
+from hybridcomp.codecs.feedback.memory import Memory
 from hybridcomp.collectives.datatypes import BY_DTYPE, BY_HANDLE, DATATYPES, FLOAT16
 from hybridcomp.collectives.engine.programs import START_SECONDS
 from hybridcomp.collectives.execution import progress
@@ -62,8 +63,8 @@ _IN_PLACE = (
 )  # their send buffer may be MPI's IN_PLACE
 
 # Kind of an operation on arrays: its statistics, and a program of the engine that runs it, or the arguments of MPI's
-# function up to the communicator, with 0 for a buffer, a peer or a tag.
-Kind = tuple[Call, list[int] | Any]
+# function up to the communicator, with 0 for a buffer, a peer or a tag; for a program with error feedback, its memory.
+Kind = tuple[Call, list[int] | Any] | tuple[Call, Any, Memory]
 # Function that returns the kind of a key, two buffers and a reduction; None if neither MPI nor the engine can do it
 # alone.
 Ask = Callable[[Key, Any, Any, Any], Kind | None]
@@ -140,16 +141,17 @@ class Learnt:
             kind = None
         counted: _Counted | None = None
         arguments: list[int] = []
-        program = None
+        program = memory = None
         if kind is not None:
-            call, how = kind
+            call, how, *memories = kind
             if isinstance(how, list):
                 arguments = how
             else:
                 program = how
+                memory = memories[0].native if memories else None
             counted = (self._table.row(call), call.raw_bytes, call.plain_bytes, op)
         aligned = max(alignment(send), alignment(recv))
-        operation.learn(send, recv, counted, arguments, program, aligned)
+        operation.learn(send, recv, counted, arguments, program, aligned, memory)
 
     def passed(self, axis: str, op: str, reason: str) -> list[Any]:
         """Return the totals of operations of a kind that are passed to MPI, which the caller counts.

@@ -113,7 +113,7 @@ class Session(OperationStarter[Request]):
         self._axis = axis
         self.freed = False
         self.step = 0
-        self.feedback = ErrorFeedback(form=None)
+        self._feedback = ErrorFeedback(form=None)
         self.warm: dict[str, Array] = {}
         self.on_start: Callable[[Call], None] | None = None
         self.decider: Decider | None = None
@@ -251,6 +251,16 @@ class Session(OperationStarter[Request]):
         self._policy = policy
         self._decide()
         self.reconsider()
+
+    @property
+    def feedback(self) -> ErrorFeedback:
+        """Return the error-feedback memory of named messages; may be set between operations."""
+        return self._feedback
+
+    @feedback.setter
+    def feedback(self, feedback: ErrorFeedback) -> None:
+        self._feedback = feedback
+        self.learnt.forget()  # whose operations have the memories of the one before
 
     def decide_together(self, larger: Session) -> None:
         """Decide together with a larger communicator: see :meth:`.Communicator.decide_together`."""

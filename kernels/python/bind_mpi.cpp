@@ -45,7 +45,7 @@ class Operation {
   // See hybridcomp/collectives/fast_path_cache.py for this and what it has learnt, operations/fast_path.py
   // for the others.
   void learn(nb::handle send, nb::handle recv, nb::object note, const std::vector<std::uint64_t>& arguments,
-             const engine::ProgramHandle* program, std::size_t alignment) {
+             const engine::ProgramHandle* program, std::size_t alignment, nb::object memory) {
     Arrays arrays;
     if (arguments.size() > kSlots || !alignment || !open(arrays, send, recv))
       Buffer::fail("not plain arrays, or too many arguments");
@@ -60,6 +60,12 @@ class Operation {
     kind->note = note;
     for (std::size_t i = 0; i < arguments.size(); ++i) kind->slots[i] = arguments[i];
     if (program) kind->program = *program;
+    if (!memory.is_none()) {
+      kind->memory = nb::cast<Memory*>(memory);
+      kind->version = kind->memory->version;
+      kind->owner = std::move(memory);
+    }
+    if (program) engine::check_memory(*program, kind->memory);
     kinds_.push_back(std::move(kind));
   }
 
@@ -72,6 +78,7 @@ class Operation {
     std::shared_ptr<Kind> kind;
     const nb::object refused = prepare(arrays, send, recv, nullptr, &kind);
     if (refused.is_valid()) return refused;
+    if (kind->memory) kind->memory->begin();
     return done(call_.post_and_settle(arrays, std::move(kind), nullptr, nullptr), send, recv);
   }
 
@@ -92,7 +99,9 @@ class Operation {
     std::shared_ptr<Kind> kind;
     const nb::object refused = prepare(arrays, send, recv, nullptr, &kind);
     if (refused.is_valid()) return refused;
-    return begun(arrays, std::move(kind), nullptr, nb::make_tuple(send, recv), flight, request);
+    if (kind->memory) kind->memory->begin();
+    const nb::object owner = kind->owner;
+    return begun(arrays, std::move(kind), nullptr, nb::make_tuple(send, recv, owner), flight, request);
   }
 
   nb::object begin_message(nb::handle array, nb::handle peer, nb::handle tag, Flight& flight,
@@ -166,6 +175,7 @@ class Operation {
                           : nb::none(),
             away));
     }
+    std::erase_if(kinds_, [](const std::shared_ptr<Kind>& kind) { return kind->stale() && !kind->calls; });
     return rows;
   }
 
@@ -204,7 +214,10 @@ class Operation {
 
   // Count an operation that has ended, and return True; else return its flight.
   nb::object done(Posted&& posted, nb::handle send, nb::handle recv) {
-    if (!posted.done) return nb::cast(Flight(std::move(posted), nb::make_tuple(send, recv)));
+    if (!posted.done) {
+      const nb::object owner = posted.kind->owner;
+      return nb::cast(Flight(std::move(posted), nb::make_tuple(send, recv, owner)));
+    }
     Kind& kind = *posted.kind;
     kind.calls += 1;
     kind.away += is_away(away_, posted.peer);
@@ -302,7 +315,7 @@ class Operation {
       if (at >= kinds_.size()) at = 0;
       const Kind& kind = *kinds_[at];
       if (kind.recv == to && kind.send == from && kind.in_place == arrays.in_place &&
-          kind.dtype.is(arrays.dtype)) {
+          kind.dtype.is(arrays.dtype) && !kind.stale()) {
         last_ = at;
         return kinds_[at];
       }
@@ -659,7 +672,7 @@ void bind_mpi(nb::module_& m) {
            "library"_a, "post"_a, "send_at"_a, "recv_at"_a, "request_at"_a, "in_place"_a, "name"_a,
            "timeout"_a, "away"_a, nb::keep_alive<1, 2>())
       .def("learn", &Operation::learn, "send"_a.none(), "recv"_a.none(), "note"_a.none(), "arguments"_a,
-           "program"_a.none(), "alignment"_a)
+           "program"_a.none(), "alignment"_a, "memory"_a.none())
       .def("forget", &Operation::forget)
       .def("start", &Operation::start, nb::arg().none(), nb::arg().none())
       .def("message", &Operation::message, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg())

@@ -60,7 +60,11 @@ struct Kind {
   nb::object note;  // the caller's; None if this path does not take such arrays
   Slots slots{};
   std::optional<engine::ProgramHandle> program;  // the engine's, in place of MPI's function
-  std::uint64_t calls = 0, away = 0;             // calls in all, and messages to ranks of other hosts
+  nb::object owner = nb::none();                 // of the memory below
+  Memory* memory = nullptr;                      // of the program's error feedback; null for none
+  std::uint64_t version = 0;                     // of the memory, as it was learnt
+  bool stale() const { return memory && memory->version != version; }
+  std::uint64_t calls = 0, away = 0;  // calls in all, and messages to ranks of other hosts
   double seconds = 0;
   engine::Tally tally;
 };

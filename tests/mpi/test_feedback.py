@@ -10,6 +10,7 @@ import hybridcomp as hc
 from hybridcomp.codecs import Int8Codec, reshard
 from hybridcomp.collectives.algorithms import selection as choosing
 from hybridcomp.policy.toml import parse_policy
+from tests.calls import python_calls
 from tests.mpi.conftest import WORLD, gaussian, identical, relative_error, total, verdict
 
 KEY = ("dp", "weight")
@@ -322,3 +323,64 @@ def test_fewer_ranks_go_on_with_resharded_memory(make, form):
         fewer.Free()
     part.Free()
     verdict(ok)
+
+
+@pytest.mark.ranks(least=2)
+@pytest.mark.parametrize("op", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize(
+    ("codec", "form"),
+    [("int4:block=128", "ef"), ("topk:ratio=0.1", "ef21"), ("sign", "loco"), ("int8", "dgc")],
+)
+def test_what_compiled_code_repeats_has_the_memory_of_its_name(make, codec, form, op):
+    """Loaded, dropped, blended and replaced memories count from the next operation on, as on the usual way."""
+    if form == "ef21" and op == "reduce_scatter":
+        op = "all_reduce"
+    fast, usual = make(policy(codec, form, op)), make(policy(codec, form, op))
+    usual.on_start = lambda call: None  # of which compiled code knows nothing
+    n = 4_000 * WORLD.size
+    momentum, saved = gaussian(n, seed=77), {}
+
+    def between(step: int, comm: hc.Communicator) -> None:
+        if step == 3:
+            saved[comm] = comm.feedback.state_dict()
+        elif step == 6:
+            comm.feedback.load_state_dict(saved[comm])
+        elif step == 8:
+            comm.feedback.clear()
+        elif step in (10, 12) and form == "ef":
+            comm.feedback.blend(KEY, momentum if step == 10 else None, 0.9)
+        elif step == 14:
+            comm.axis = "other"
+        elif step == 15:
+            comm.axis = "dp"
+        elif step == 16:
+            comm.session.feedback = hc.ErrorFeedback(form=None)
+
+    for step in range(20):
+        size = n // 2 if step == 17 else n  # a memory of another size is made, and then this one anew
+        x = gaussian(size, seed=step)
+        out = [np.empty(size if op == "all_reduce" else size // WORLD.size, np.float32) for _ in range(2)]
+        for comm, got in zip((fast, usual), out, strict=True):
+            between(step, comm)
+            if op == "reduce_scatter":
+                comm.Reduce_scatter_block(x, got, name="weight")
+            elif step % 4 == 1:
+                comm.Iallreduce(x, got, name="weight").Wait()
+            elif step % 4 == 2:
+                got[:] = x
+                comm.Allreduce(MPI.IN_PLACE, got, name="weight")
+            else:
+                comm.Allreduce(x, got, name="weight")
+        verdict(out[0].tobytes() == out[1].tobytes(), f"step {step}")
+    mine, theirs = (comm.feedback.state_dict() for comm in (fast, usual))
+    verdict(mine.keys() == theirs.keys() and all(np.array_equal(mine[key], theirs[key]) for key in mine))
+    calls = python_calls(lambda: run(fast, op, x, out[0]), WORLD.Barrier)
+    verdict(calls <= 4, f"{calls} calls")
+
+
+def run(comm: hc.Communicator, op: str, x: np.ndarray, out: np.ndarray) -> None:
+    """Run an operation by its name."""
+    if op == "reduce_scatter":
+        comm.Reduce_scatter_block(x, out, name="weight")
+    else:
+        comm.Allreduce(x, out, name="weight")

@@ -80,8 +80,9 @@ class ErrorFeedback:
                 device. It is read in each step. None sends the data themselves again.
             beta: share of the momentum, from 0 to below 1.
         """
+        _let_go(self._memories.get(_checked(key)))  # the next step sets it up
         if momentum is not None:
-            self._blends[_checked(key)] = momentum, beta
+            self._blends[key] = momentum, beta
         elif self._blends.pop(key, None) is not None and key in self._memories:
             self._blended(self._memories[key], None, 0.0)
 
@@ -109,8 +110,10 @@ class ErrorFeedback:
         kind = arrays.as_dtype(dtype).accumulator
         found = self._memories.get(_checked(key))
         if found is not None and (not isinstance(found, Memory) or found.form != wanted):
+            _let_go(found)
             found = self._memories[key] = self._on_host(key, found, wanted)  # with its parameters
         if found is None or found.n != n or found.kind is not kind:
+            _let_go(found)
             found = MEMORIES[wanted.name](wanted, n, kind, self._scratch)
             self._memories[key] = found
         if key in self._blends:
@@ -183,6 +186,7 @@ class ErrorFeedback:
                 state = self._on_host(key, found, wanted)
                 memory.load(state, queue)
                 memory.steps = state.steps
+            _let_go(found)
             self._memories[key] = found = memory
         if key in self._blends:
             self._blended(found, *self._blends[key])
@@ -338,14 +342,20 @@ class ErrorFeedback:
                 raise ValueError(f"residual {text} cannot be of the form {form.name!r}: {error}") from error
             memory.steps = steps
             loaded[_key_of(text)] = memory
+        self._let_all_go()
         self._memories, self._slots = loaded, None
 
     def clear(self) -> None:
         """Drop all states."""
+        self._let_all_go()
         self._memories.clear()
         self._blends.clear()
         self._scratch.clear()
         self._slots = None
+
+    def _let_all_go(self) -> None:
+        for memory in self._memories.values():
+            _let_go(memory)
 
     def __len__(self) -> int:
         return len(self._memories)
@@ -387,6 +397,12 @@ def unpack_keys(state: Mapping[str, Any]) -> dict[str, tuple[Form, int, Arrays]]
         if flat.dtype is DType.BFLOAT16:
             raise ValueError(f"residual {full} is bfloat16, which no form keeps")
     return {text: _described(text, parts) for text, parts in found.items()}
+
+
+def _let_go(memory: Memory | Any) -> None:
+    """Have those who have kept a memory from one step to the next ask for it again."""
+    if isinstance(memory, Memory):
+        memory.native.version += 1
 
 
 def _described(text: str, parts: Arrays) -> tuple[Form, int, Arrays]:

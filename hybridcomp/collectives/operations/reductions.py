@@ -37,6 +37,7 @@ from hybridcomp.collectives.operations import flat_gather_scatter, flat_reductio
 from hybridcomp.collectives.operations.uncompressed import ByMpi, Operates, brief, told
 from hybridcomp.collectives.requests import Request, stored
 from hybridcomp.collectives.session import Op, Session
+from hybridcomp.policy import check_feedback
 
 Buffer = Any
 
@@ -440,11 +441,20 @@ def _sums(session: Session, key: Key, send: Any, recv: Any, op: Any) -> Kind | N
     call = session.new_call(what, choice, flat.nbytes, (1 + whole) * (p - 1) * flat.nbytes // p)
     direct = flat_reductions.uses_schedule(choice, flat, op)
     alone = whole or (direct and not in_place)
-    if session.programs is not None and alone and (choice.feedback is None or options.name is None):
+    form = None if options.name is None else choice.feedback
+    if form is not None:
+        check_feedback(what, choice.codec, form)
+        alone = alone and choice.codec.at_step(0) is choice.codec  # else each step has a codec of its own
+    if session.programs is not None and alone:
         counts = (flat.size,) if whole else (n,) * p
         fold = fold_of(op, flat.dtype) if whole else ""
-        operation = OperationKey.of(what, choice, flat.dtype, counts, reduction_of(op), fold=fold)
+        operation = OperationKey.of(
+            what, choice, flat.dtype, counts, reduction_of(op), fold=fold, feedback=form
+        )
         program = session.programs.find(operation, options.algorithm, alone=True)
+        if program is not None and form is not None:
+            under = (session.axis, str(options.name))
+            return call, program, session.feedback.memory(under, flat.size, flat.dtype, form)
         if program is not None:
             return call, program
     elif session.programs is not None and not (whole or in_place or direct):

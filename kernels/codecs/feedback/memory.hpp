@@ -55,6 +55,10 @@ class Memory {
   virtual std::uint64_t begin() { return steps++; }
   std::uint64_t steps = 0;  // calls of begin()
 
+  // Grows where what a user has kept of this memory from one step to the next holds no longer: another one is
+  // in its place, or it is about to be set up otherwise.
+  std::uint64_t version = 0;
+
   // -- a sender --------------------------------------------------------------------------------------------
 
   // Encode elements start .. start + n, corrected, and keep the message's error. x is not changed. `out` has

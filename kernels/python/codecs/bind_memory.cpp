@@ -268,6 +268,7 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("tracks", &Memory::tracks)
       .def_prop_ro("adds_own", &Memory::adds_own)
       .def_rw("steps", &Memory::steps)
+      .def_rw("version", &Memory::version)
       .def("begin", &Memory::begin)
       .def("encode", &encode, "encoder"_a, "x"_a, "dtype"_a, "start"_a, "out"_a,
            "Returns the message's bytes.")
