@@ -23,6 +23,7 @@ from resultfile import write
 
 import hybridcomp as hc
 import hybridcomp.torch as hct
+from hybridcomp.policy import Policy, Rule
 
 WORLD = MPI.COMM_WORLD
 P, ME = WORLD.size, WORLD.rank
@@ -77,7 +78,22 @@ def of_communicators(n: int, codec: str) -> list[Case]:
     def message(comm: Any, **more: Any) -> list[Any]:
         return [comm.Irecv(y, LEFT, 3, **more), comm.Isend(x, RIGHT, 3, **more)]
 
+    remembered = []
+    if codec != "none":
+        rule = Rule(codecs=(hc.get_codec(codec),), feedback="ef", min_bytes=0)
+        named, given = hc.Communicator(WORLD, Policy(f"{codec}+ef", rule)), y.copy()
+        remembered = [
+            Case(
+                f"blocking Allreduce{what}",
+                lambda ask=ask: named.Allreduce(x, y, **ask) or [],
+                lambda: bare.Allreduce(x, y) or [],
+                *(given, y, y, total),
+            )
+            for what, ask in ((", named, with feedback", {"name": "weight"}), (" of the same policy", {}))
+        ]
+
     return [
+        *remembered,
         both("Iallreduce", lambda c, **m: c.Iallreduce(x, y, **m), y, y, total),
         both(
             "Ireduce_scatter_block",

@@ -141,17 +141,18 @@ class Learnt:
             kind = None
         counted: _Counted | None = None
         arguments: list[int] = []
-        program = memory = None
+        program, memory = None, None
         if kind is not None:
             call, how, *memories = kind
             if isinstance(how, list):
                 arguments = how
             else:
                 program = how
-                memory = memories[0].native if memories else None
+                memory = memories[0] if memories else None
             counted = (self._table.row(call), call.raw_bytes, call.plain_bytes, op)
         aligned = max(alignment(send), alignment(recv))
-        operation.learn(send, recv, counted, arguments, program, aligned, memory)
+        native = None if memory is None else memory.native
+        operation.learn(send, recv, counted, arguments, program, aligned, native, memory)
 
     def passed(self, axis: str, op: str, reason: str) -> list[Any]:
         """Return the totals of operations of a kind that are passed to MPI, which the caller counts.

@@ -45,10 +45,13 @@ class Operation {
   // See hybridcomp/collectives/fast_path_cache.py for this and what it has learnt, operations/fast_path.py
   // for the others.
   void learn(nb::handle send, nb::handle recv, nb::object note, const std::vector<std::uint64_t>& arguments,
-             const engine::ProgramHandle* program, std::size_t alignment, nb::object memory) {
+             const engine::ProgramHandle* program, std::size_t alignment, Memory* memory, nb::object owner) {
     Arrays arrays;
     if (arguments.size() > kSlots || !alignment || !open(arrays, send, recv))
       Buffer::fail("not plain arrays, or too many arguments");
+    // Destroying a memory may run Python, which may learn, too: so this loops over a copy.
+    for (const std::shared_ptr<Kind>& kind : std::vector(kinds_))
+      if (kind->stale()) kind->leave();
     const std::size_t from = arrays.from.bytes(), to = arrays.to.bytes();
     if (from > INT_MAX || to > INT_MAX) note = nb::none();  // MPI's counts are ints
     auto kind = std::make_shared<Kind>();
@@ -60,10 +63,10 @@ class Operation {
     kind->note = note;
     for (std::size_t i = 0; i < arguments.size(); ++i) kind->slots[i] = arguments[i];
     if (program) kind->program = *program;
-    if (!memory.is_none()) {
-      kind->memory = nb::cast<Memory*>(memory);
-      kind->version = kind->memory->version;
-      kind->owner = std::move(memory);
+    if (memory) {
+      kind->memory = memory;
+      kind->version = memory->version;
+      kind->owner = std::move(owner);
     }
     if (program) engine::check_memory(*program, kind->memory);
     kinds_.push_back(std::move(kind));
@@ -78,8 +81,8 @@ class Operation {
     std::shared_ptr<Kind> kind;
     const nb::object refused = prepare(arrays, send, recv, nullptr, &kind);
     if (refused.is_valid()) return refused;
-    if (kind->memory) kind->memory->begin();
-    return done(call_.post_and_settle(arrays, std::move(kind), nullptr, nullptr), send, recv);
+    remember(arrays, *kind);
+    return done(call_.post_and_settle(arrays, std::move(kind), nullptr, nullptr), send, recv, arrays.owner);
   }
 
   nb::object message(nb::handle array, nb::handle peer, nb::handle tag, std::uintptr_t status) {
@@ -99,9 +102,8 @@ class Operation {
     std::shared_ptr<Kind> kind;
     const nb::object refused = prepare(arrays, send, recv, nullptr, &kind);
     if (refused.is_valid()) return refused;
-    if (kind->memory) kind->memory->begin();
-    const nb::object owner = kind->owner;
-    return begun(arrays, std::move(kind), nullptr, nb::make_tuple(send, recv, owner), flight, request);
+    remember(arrays, *kind);
+    return begun(arrays, std::move(kind), nullptr, nb::make_tuple(send, recv, arrays.owner), flight, request);
   }
 
   nb::object begin_message(nb::handle array, nb::handle peer, nb::handle tag, Flight& flight,
@@ -196,6 +198,14 @@ class Operation {
     return {};
   }
 
+  // Begin a step of the kind's memory, and have the arrays keep it: another thread may let go of the kind's.
+  static void remember(Arrays& arrays, const Kind& kind) {
+    if (!kind.memory) return;
+    arrays.memory = kind.memory;
+    arrays.owner = kind.owner;
+    arrays.memory->begin();
+  }
+
   nb::object prepare_message(Arrays& arrays, nb::handle array, nb::handle peer, nb::handle tag,
                              engine::Envelope* ends, std::shared_ptr<Kind>* kind) const {
     const nb::handle given[2] = {peer, tag};
@@ -213,11 +223,8 @@ class Operation {
   }
 
   // Count an operation that has ended, and return True; else return its flight.
-  nb::object done(Posted&& posted, nb::handle send, nb::handle recv) {
-    if (!posted.done) {
-      const nb::object owner = posted.kind->owner;
-      return nb::cast(Flight(std::move(posted), nb::make_tuple(send, recv, owner)));
-    }
+  nb::object done(Posted&& posted, nb::handle send, nb::handle recv, nb::object owner = nb::none()) {
+    if (!posted.done) return nb::cast(Flight(std::move(posted), nb::make_tuple(send, recv, owner)));
     Kind& kind = *posted.kind;
     kind.calls += 1;
     kind.away += is_away(away_, posted.peer);
@@ -672,7 +679,7 @@ void bind_mpi(nb::module_& m) {
            "library"_a, "post"_a, "send_at"_a, "recv_at"_a, "request_at"_a, "in_place"_a, "name"_a,
            "timeout"_a, "away"_a, nb::keep_alive<1, 2>())
       .def("learn", &Operation::learn, "send"_a.none(), "recv"_a.none(), "note"_a.none(), "arguments"_a,
-           "program"_a.none(), "alignment"_a, "memory"_a.none())
+           "program"_a.none(), "alignment"_a, "memory"_a.none(), "owner"_a.none())
       .def("forget", &Operation::forget)
       .def("start", &Operation::start, nb::arg().none(), nb::arg().none())
       .def("message", &Operation::message, nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg())

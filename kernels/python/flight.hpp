@@ -63,7 +63,13 @@ struct Kind {
   nb::object owner = nb::none();                 // of the memory below
   Memory* memory = nullptr;                      // of the program's error feedback; null for none
   std::uint64_t version = 0;                     // of the memory, as it was learnt
-  bool stale() const { return memory && memory->version != version; }
+  bool left = false;                             // whether it was let go: the calls are to be counted yet
+  bool stale() const { return left || (memory && memory->version != version); }
+  void leave() {
+    left = true;
+    memory = nullptr;
+    owner = nb::none();
+  }
   std::uint64_t calls = 0, away = 0;  // calls in all, and messages to ranks of other hosts
   double seconds = 0;
   engine::Tally tally;
@@ -104,6 +110,8 @@ struct Arrays {
   View from, to;
   nb::object dtype;
   bool in_place;
+  Memory* memory = nullptr;  // of error feedback, and its owner
+  nb::object owner = nb::none();
 };
 
 // An operation that was posted: MPI's request, or an execution of the engine.

@@ -80,8 +80,8 @@ class MpiCall {
     const std::uint64_t to = arrays.to.held() ? arrays.to.begin() : arrays.from.begin();
     const std::uint64_t from = arrays.from.held() ? arrays.from.begin() : to;
     if (posted.kind->program) {
-      posted.execution = engine::launch(*posted.kind->program, std::nullopt, ends, from, to,
-                                        posted.kind->memory, seconds, false);
+      posted.execution =
+          engine::launch(*posted.kind->program, std::nullopt, ends, from, to, arrays.memory, seconds, false);
       return 0;
     }
     Slots slots = posted.kind->slots;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -376,6 +379,24 @@ def test_what_compiled_code_repeats_has_the_memory_of_its_name(make, codec, form
     verdict(mine.keys() == theirs.keys() and all(np.array_equal(mine[key], theirs[key]) for key in mine))
     calls = python_calls(lambda: run(fast, op, x, out[0]), WORLD.Barrier)
     verdict(calls <= 4, f"{calls} calls")
+
+
+@pytest.mark.ranks(least=2)
+def test_compiled_code_lets_go_of_a_memory_that_was_replaced(make):
+    comm, x, out = make(policy("int8", "ef")), gaussian(4_000), np.empty(4_000, np.float32)
+    comm.Allreduce(x, out, name="weight")
+    begun = comm.Iallreduce(x, out, name="weight")
+    kept = weakref.ref(comm.feedback.memory(KEY, 4_000, form="ef"))
+    saved = comm.feedback.state_dict()
+    comm.feedback.clear()
+    begun.Wait()
+    del begun
+    comm.feedback.load_state_dict(saved)
+    for _ in range(2):
+        comm.Allreduce(x, out, name="weight")
+    gc.collect()
+    verdict(kept() is None)
+    verdict(sum(row.calls for row in comm.stats()) == 4)
 
 
 def run(comm: hc.Communicator, op: str, x: np.ndarray, out: np.ndarray) -> None:

@@ -1,11 +1,10 @@
 """Start operations on plain arrays in compiled code: MPI's own, and programs of the compiled engine.
 
-A small message takes a few microseconds, and so does starting an operation. The policy's answer for arrays of a kind is
-learnt once; then the compiled module posts MPI's non-blocking operation, or starts the program, at once, with the
-memory of error feedback that the name has. A blocking
-call polls it for a moment; an operation that takes longer, or that no thread waits for yet, becomes a request of the
-engine, which gives up the core, and ends it in time. No operation overtakes another: where one waits to be posted, the
-next one takes the usual way.
+A small message takes a few microseconds, and so does starting an operation. The policy's answer for arrays of a kind
+is learnt once; then the compiled module posts MPI's non-blocking operation, or starts the program, at once, with the
+memory of error feedback that the name has. A blocking call polls it for a moment; an operation that takes longer, or
+that no thread waits for yet, becomes a request of the engine, which gives up the core, and ends it in time. No
+operation overtakes another: where one waits to be posted, the next one takes the usual way.
 """
 
 from __future__ import annotations
