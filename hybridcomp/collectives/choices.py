@@ -16,7 +16,7 @@ CodecLike = Codec | str | Choice | None
 
 
 class OperationOptions(NamedTuple):
-    """What the caller of an operation may say of it: see :mod:`.communicator`.
+    """Options of an operation, as its caller gives them: see :mod:`.communicator`.
 
     Attributes:
         name: name of the tensor, under which error feedback remembers.

@@ -80,9 +80,9 @@ class ErrorFeedback:
                 device. It is read in each step. None sends the data themselves again.
             beta: share of the momentum, from 0 to below 1.
         """
-        _let_go(self._memories.get(_checked(key)))  # the next step sets it up
         if momentum is not None:
-            self._blends[key] = momentum, beta
+            self._blends[_checked(key)] = momentum, beta
+            _let_go(self._memories.get(key))  # the next step sets it up
         elif self._blends.pop(key, None) is not None and key in self._memories:
             self._blended(self._memories[key], None, 0.0)
 
@@ -110,12 +110,9 @@ class ErrorFeedback:
         kind = arrays.as_dtype(dtype).accumulator
         found = self._memories.get(_checked(key))
         if found is not None and (not isinstance(found, Memory) or found.form != wanted):
-            _let_go(found)
-            found = self._memories[key] = self._on_host(key, found, wanted)  # with its parameters
+            found = self._put(key, self._on_host(key, found, wanted))  # with its parameters
         if found is None or found.n != n or found.kind is not kind:
-            _let_go(found)
-            found = MEMORIES[wanted.name](wanted, n, kind, self._scratch)
-            self._memories[key] = found
+            found = self._put(key, MEMORIES[wanted.name](wanted, n, kind, self._scratch))
         if key in self._blends:
             self._blended(found, *self._blends[key])
         return found
@@ -186,8 +183,7 @@ class ErrorFeedback:
                 state = self._on_host(key, found, wanted)
                 memory.load(state, queue)
                 memory.steps = state.steps
-            _let_go(found)
-            self._memories[key] = found = memory
+            found = self._put(key, memory)
         if key in self._blends:
             self._blended(found, *self._blends[key])
         return found
@@ -352,6 +348,12 @@ class ErrorFeedback:
         self._blends.clear()
         self._scratch.clear()
         self._slots = None
+
+    def _put(self, key: Key, memory: Any) -> Any:
+        """Put a memory under a key, in the place of another one, and return it."""
+        _let_go(self._memories.get(key))
+        self._memories[key] = memory
+        return memory
 
     def _let_all_go(self) -> None:
         for memory in self._memories.values():
